@@ -129,7 +129,8 @@ class Echo(torch.nn.Module):
         self.model, self.script = model, script
         self.config, self.generation_config, self.device = model.config, model.generation_config, model.device
 
-    def generate(self, input_ids, attention_mask):
+    def generate(self, input_ids, attention_mask, generation_config):
+        self.asked = generation_config
         rows = [self.script(ids[mask.bool()].tolist()) for ids, mask in zip(input_ids, attention_mask, strict=True)]
         width = max(map(len, rows))
         pad = self.config.pad_token_id

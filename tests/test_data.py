@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from trl.rewards import think_format_reward
 
-from trl_dapo.data import load_math_dataset, load_rows, refuse_overlap
+from trl_dapo.data import load_math_dataset, load_prompts, refuse_overlap
 from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward
 
 
@@ -401,8 +401,8 @@ def test_another_name_is_a_dataset_of_the_hub(monkeypatch):
     assert (dataset["solution"][0], dataset["source"][0]) == ("2", "gsm8k")
 
 
-def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a file of one of the kinds"):
+def test_a_folder_without_data_and_one_with_the_name_of_a_file_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="doesn't contain any data files"):
         load_math_dataset(tmp_path)
     (tmp_path / "sums.jsonl").mkdir()
     with pytest.raises(IsADirectoryError, match=r"sums.jsonl` is a folder: name a file in it"):
@@ -455,14 +455,14 @@ LONG = 2**63 + 5  # 9223372036854775813: more than 64 bits hold
 
 
 def golds(path, **options):
-    return [row["solution"] for row in load_rows(path, **options)]
+    return [row["solution"] for row in load_prompts(path, **options)]
 
 
 def test_whole_numbers_that_64_bits_cannot_hold_keep_their_digits_as_text(write):
     rows = [{"prompt": f"p{i}", "solution": gold} for i, gold in enumerate([LONG, 3, None])]
     assert golds(write(rows)) == [str(LONG), "3", None]  # a column has one type
     nested = [{"prompt": "p", "reward_model": {"ground_truth": [LONG]}}]
-    assert load_rows(write(nested))[0]["reward_model"] == {"ground_truth": [str(LONG)]}
+    assert load_prompts(write(nested))[0]["reward_model"] == {"ground_truth": [str(LONG)]}
     assert golds(write([{"prompt": "p", "solution": 2**63 - 1}])) == [2**63 - 1]  # which they hold
 
 

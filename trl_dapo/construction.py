@@ -112,12 +112,6 @@ def check_rewards_and_data(
             check_reward_columns(reward_funcs, reward_names, columns, dataset=name, has_environments=has_environments)
 
 
-def rows_of(dataset: Any) -> Any:
-    """The dataset with examples of plain values, where its format makes a table of each."""
-    is_table = isinstance(dataset, Dataset) and dataset.format["type"] in ("arrow", "pandas", "polars")
-    return dataset.with_format(None, columns=dataset.format["columns"]) if is_table else dataset
-
-
 def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
     """Refuses a row without a prompt: neither tokenizers nor models say which it was."""
     place = 0

@@ -1,13 +1,18 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a file as they are, or math datasets in one schema: `prompt`, `solution`, `source`, `id`."""
+"""
+From a file or a dataset on the Hub to the prompts of training and of evaluations.
+
+Rows are taken as they are, or read as math problems in one schema: `prompt`, `solution`, `source`, `id`. Which of the
+two is decided here ([`choose_prompt_style`]), for training and for evaluations alike.
+"""
 
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
@@ -21,6 +26,8 @@ import pyarrow.parquet as pq
 
 from .rewards.dapo_math import content_text, loggable
 from .rewards.golds import BadRow, read_gold
+from .rewards.names import default_prompt_style, read_math_problems
+from .sampling.example_names import content_digest
 from .settings.arguments import settle_for_the_cache
 from .settings.environment import is_set
 from .settings.ranges import Range, check_choice, check_value
@@ -48,6 +55,7 @@ _WHOLE, _LEADING_ZERO = re.compile(r"[-+]?(?:0|[1-9]\d*)"), re.compile(r"[-+]?0\
 _LONGEST_WHOLE = 20  # characters of a whole number of 64 bits, with its sign
 _TRUTH = {"true": True, "false": False}
 _IMAGE_COLUMNS = ("images", "image")  # TRL's names
+_NAMES = ("id", "index", "source", "data_source", "split")  # columns that say where a row is from
 _IMAGE_MARK = "<image>"  # where datasets say that an image stands; TRL places it itself
 
 # How copies of DAPO-Math-17k and AIME wrap a problem: what stands before it, and after it.
@@ -136,7 +144,8 @@ def load_math_dataset(
             [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers, and
             `"think"` for reasoning in `<think>` tags before it, as [`~trl.rewards.think_format_reward`] expects. All
             take the problem out of the wrappers that copies of DAPO-Math-17k come in, so that no prompt asks for two
-            formats. `"as_is"` leaves the prompt alone.
+            formats. `"as_is"` leaves the prompt alone: a text in a column `prompt` stays text, which no chat template
+            goes around.
         name (`str`, *optional*):
             Configuration of a hub dataset, such as `"main"` of `"openai/gsm8k"`.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
@@ -144,7 +153,8 @@ def load_math_dataset(
             leaves them out, and logs how many.
 
     Returns:
-        - `prompt` (`list[dict]`): the prompt as messages; one user message, unless `"as_is"` kept more.
+        - `prompt` (`list[dict]` or `str`): the prompt as messages; one user message, unless `"as_is"` kept more, or
+          text.
         - `solution` (`str`): the gold answer: `34`, or `$2\pi$`, where only dollars let math-verify read it.
         - `source` (`str`): the row's `data_source` or `source`, else the name of the file or dataset.
         - `id` (`str`): 16 hex digits of a hash of the problem, the same for any prompt style, file or order.
@@ -180,7 +190,7 @@ def load_math_dataset(
         known = problems.setdefault(
             key,
             {
-                "prompt": _wrapped(label, messages, problem, prompt_style),
+                "prompt": _wrapped(label, messages, problem, prompt_style, row if not images else {}),
                 "solution": solution,
                 "source": loggable(str(row.get("data_source") or row.get("source") or default_source)),
                 "id": key,
@@ -219,47 +229,122 @@ def load_math_dataset(
     if offset >= len(kept):
         raise ValueError(f"`offset` {offset} is beyond the end of {label}, which has {len(kept)} problems.")
     chosen = kept[offset : None if limit is None else offset + limit]
+    _refuse_mixed_prompts(label, chosen)
     columns = {column: [problem[column] for problem in chosen] for column in ("prompt", "solution", "source", "id")}
     dataset = datasets.Dataset.from_dict(columns, info=datasets.DatasetInfo(description=report))
     images = [problem["images"] for problem in chosen]
     return dataset.add_column("images", images, feature=datasets.List(datasets.Image())) if any(images) else dataset
 
 
-def load_rows(file: str | os.PathLike, offset: int = 0, limit: int | None = None) -> datasets.Dataset:
-    """The rows of a file as they are, with every column, from `offset` on and at most `limit`."""
-    check_value("dataset_offset", offset, Range(0, is_whole=True))
-    check_value("dataset_limit", limit, Range(1, is_whole=True, or_none=True, hint="Leave it out for all rows."))
-    if (path := find_file(file)) is None:
-        raise ValueError(f"`{file}` is no file. Rows that are taken as they are come from files alone.")
+def choose_prompt_style(
+    path_or_hub_id: str | os.PathLike,
+    split: str = "train",
+    name: str | None = None,
+    *,
+    reward_funcs: Collection[Any],
+    prompt_style: str | None = None,
+    on_bad_rows: str = "error",
+) -> str | None:
+    """
+    Decide how a dataset is read: as math problems, in the prompt style that is returned, or as it is (`None`).
+
+    Rows with a column `prompt` are taken as they are if a reward function is not of this package, and neither
+    `prompt_style` nor `on_bad_rows` is set: it may read any column. All others are math problems. Their default style
+    asks for what the reward functions read.
+
+    Args:
+        path_or_hub_id (`str` or `os.PathLike`):
+            A file, or the id of a dataset on the Hub.
+        split (`str`, *optional*, defaults to `"train"`):
+            Split of a dataset on the Hub.
+        name (`str`, *optional*):
+            Configuration of a dataset on the Hub.
+        reward_funcs (`Collection`):
+            The functions that score the completions. Without any, the gold answers of problems are asked for.
+        prompt_style (`str`, *optional*):
+            The style that a user has set.
+        on_bad_rows (`str`, *optional*, defaults to `"error"`):
+            As for [`load_math_dataset`].
+
+    Returns:
+        `str` or `None`: a prompt style for [`load_prompts`].
+    """
+    is_left_alone = prompt_style is None and on_bad_rows == "error"
+    if is_left_alone and not read_math_problems(reward_funcs) and _has_prompts(path_or_hub_id, split, name):
+        return None
+    return prompt_style or default_prompt_style(reward_funcs)
+
+
+def load_prompts(
+    path_or_hub_id: str | os.PathLike,
+    prompt_style: str | None = None,
+    split: str = "train",
+    name: str | None = None,
+    offset: int = 0,
+    limit: int | None = None,
+    on_bad_rows: str = "error",
+) -> datasets.Dataset:
+    """
+    Load what [`choose_prompt_style`] has decided on: math problems in a style, or with `None` the rows as they are.
+
+    Math problems are those of [`load_math_dataset`]. Of rows that are taken as they are `offset` and `limit` count
+    different rows: equal rows are repeats of one problem, and come together.
+    """
+    if prompt_style is not None:
+        return load_math_dataset(path_or_hub_id, split, offset, limit, prompt_style, name, on_bad_rows)
+    check_value("offset", offset, Range(0, is_whole=True))
+    check_value("limit", limit, Range(1, is_whole=True, or_none=True, hint="Leave it out for all rows."))
+    path = find_file(path_or_hub_id)
+    dataset = _hub_dataset(str(path_or_hub_id), split, name) if path is None else _file_dataset(path)
+    if offset == 0 and limit is None:
+        return dataset
+    numbers: dict[str, int] = {}  # of different rows
+    places = []
+    for place, row in enumerate(dataset):
+        number = numbers.setdefault(content_digest(row), len(numbers))
+        if offset <= number and (limit is None or number < offset + limit):
+            places.append(place)
+    if not places:
+        raise ValueError(f"`offset` {offset} is beyond the end of `{path_or_hub_id}`, which has {len(numbers)} rows.")
+    return dataset.select(places)
+
+
+def _file_dataset(path: Path) -> datasets.Dataset:
+    """The rows of a file as they are, with every column."""
     rows = [row for _, row in _file_rows(path)]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _storable([row.get(name) for row in rows]) for name in names}
     # A parquet file says what its columns are, images for one; in JSON their values need not be of one kind.
     features = datasets.Features.from_arrow_schema(pq.read_schema(path)) if _kind_of(path) == ".parquet" else None
     dataset = datasets.Dataset.from_dict(columns, features, on_mixed_types=None if features else "use_json")
-    _refuse_mixed_prompts(file, rows)
-    if offset >= len(dataset):
-        raise ValueError(f"`dataset_offset` {offset} is beyond the end of `{file}`, which has {len(dataset)} rows.")
-    return dataset.select(range(offset, min(offset + (limit or len(dataset)), len(dataset))))
+    _refuse_mixed_prompts(f"`{path}`", rows)
+    return dataset
 
 
-def _refuse_mixed_prompts(file: str | os.PathLike, rows: list[dict[str, Any]]) -> None:
-    """Refuse text and messages in one file: a batch of both cannot be tokenized."""
+def _refuse_mixed_prompts(label: str, rows: list[dict[str, Any]]) -> None:
+    """Refuse text and messages in one dataset: a batch of both cannot be tokenized."""
     names = {"str": "text", "list": "messages"}
     types = enumerate(type(row.get("prompt")).__name__ for row in rows)
     kinds = {i: names[name] for i, name in types if name in names}
     for i, kind in kinds.items():
         if kind != next(iter(kinds.values())):
             raise ValueError(
-                f"`{file}` has prompts of text and of messages: row {i} has {kind}, unlike the rows before it. Write "
+                f"{label} has prompts of text and of messages: row {i} has {kind}, unlike the rows before it. Write "
                 'all of them as text, or as messages (`[{"role": "user", "content": ...}]`).'
             )
 
 
-def has_prompts(path_or_hub_id: str | os.PathLike) -> bool:
-    """Whether the first row of a file has a `prompt`, of which `GRPOTrainer` asks no more."""
-    path = find_file(path_or_hub_id)
-    return path is not None and any("prompt" in row for _, row in islice(_file_rows(path), 1))
+def _has_prompts(path_or_hub_id: str | os.PathLike, split: str, name: str | None) -> bool:
+    """Whether rows have a `prompt`, of which `GRPOTrainer` asks no more."""
+    if (path := find_file(path_or_hub_id)) is None:
+        return "prompt" in _hub_dataset(str(path_or_hub_id), split, name).column_names
+    return any("prompt" in row for _, row in islice(_file_rows(path), 1))
+
+
+def plain_rows(dataset: Any) -> Any:
+    """A dataset with examples of plain values, where its format makes a table of each."""
+    is_table = isinstance(dataset, datasets.Dataset) and dataset.format["type"] in ("arrow", "pandas", "polars")
+    return dataset.with_format(None, columns=dataset.format["columns"]) if is_table else dataset
 
 
 def prompt_lengths(file: str, prompt_style: str | None, limit: int | None) -> tuple[float, int]:
@@ -276,19 +361,42 @@ def prompt_lengths(file: str, prompt_style: str | None, limit: int | None) -> tu
     return sum(lengths) / len(lengths), max(lengths)
 
 
-def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset, by: str | None = "id") -> None:
-    """Raises `ValueError` if a row is in both, `by` one column or by all: an evaluation on it would measure memory."""
-    train_ids, eval_ids = (
-        dataset[by][:] if by else [json.dumps(row, sort_keys=True, default=str) for row in dataset]
-        for dataset in (train_dataset, eval_dataset)
-    )
-    known = set(train_ids)
-    if shared := [place for place, id_ in enumerate(eval_ids) if id_ in known]:
+def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> None:
+    """
+    Raise `ValueError` if an evaluation prompt is a training prompt: an evaluation on it would measure memory.
+
+    Prompts are compared, whatever their other columns say. Only where the training set itself asks one prompt with
+    different other columns, as tasks of an environment do, whole rows are compared.
+    """
+    rows_of_prompt: dict[str, set[str]] = {}
+    for row in train_dataset:
+        rows_of_prompt.setdefault(_prompt_digest(row), set()).add(_task_digest(row))
+    shared = []
+    for place, row in enumerate(eval_dataset):
+        rows = rows_of_prompt.get(_prompt_digest(row), set())
+        if len(rows) == 1 or _task_digest(row) in rows:
+            shared.append(place)
+    if shared:
         raise ValueError(
             f"{len(shared)} of the {len(eval_dataset)} evaluation problems are in the training set as well (row "
             f"{', '.join(map(str, shared[:3]))}{', ...' if len(shared) > 3 else ''}). Name another file, or "
             f"ranges that do not overlap, by `dataset_limit` and `eval_dataset_offset`: {len(train_dataset)} train."
         )
+
+
+def _prompt_digest(row: Mapping[str, Any]) -> str:
+    """A hash of what a row shows to the model: a user's message and the same text are one prompt."""
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if messages := _plain_messages(prompt):
+        prompt = [*messages[:-1], {**messages[-1], "content": _unwrapped(messages[-1]["content"])}]
+    return content_digest({"prompt": prompt, **{name: row.get(name) for name in _IMAGE_COLUMNS}})
+
+
+def _task_digest(row: Mapping[str, Any]) -> str:
+    """A hash of a row without its names: the same task may have another `id`, `source` or `split` elsewhere."""
+    return content_digest({name: value for name, value in row.items() if name not in _NAMES})
 
 
 def is_file_name(name: str) -> bool:
@@ -306,10 +414,10 @@ def is_file_name(name: str) -> bool:
 
 
 def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
-    """The local file that is meant; `None` for the name of a hub dataset."""
+    """The local file that is meant; `None` for the name of a dataset on the Hub, and for the folder of one."""
     path = Path(path_or_hub_id).expanduser()
     if _kind_of(path) not in FILE_SUFFIXES:
-        if path.exists():
+        if path.is_file():
             raise ValueError(f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}.")
         return None
     candidates = [path]
@@ -345,9 +453,13 @@ def _nearest(path: Path) -> str:
     return f" (nearest: `{path.parent / nearest[0]}`)" if nearest else ""
 
 
-def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _hub_dataset(hub_id: str, split: str, name: str | None) -> datasets.Dataset:
     with naming_missing_data(hub_id):
-        dataset = datasets.load_dataset(hub_id, name, split=split)
+        return datasets.load_dataset(hub_id, name, split=split)
+
+
+def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    dataset = _hub_dataset(hub_id, split, name)
     for column in _IMAGE_COLUMNS:
         if column in dataset.column_names:  # as they are stored: they are decoded where they are trained on
             stored = datasets.Image(decode=False)
@@ -535,10 +647,13 @@ def _unwrapped(prompt: str) -> str:
     return prompt
 
 
-def _wrapped(label: str, messages: list[dict[str, str]], problem: str, prompt_style: str) -> list[dict[str, str]]:
+def _wrapped(
+    label: str, messages: list[dict[str, str]], problem: str, prompt_style: str, row: Mapping[str, Any]
+) -> list[dict[str, str]] | str:
+    """Return the prompt that puts a problem to the model in one of the styles."""
     template = PROMPT_STYLES[prompt_style]
     if template is None:
-        return messages
+        return row["prompt"] if isinstance(row.get("prompt"), str) else messages
     if len(messages) > 1:
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise ValueError(

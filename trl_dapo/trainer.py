@@ -31,6 +31,7 @@ from trl.trainer.grpo_trainer import RewardFunc
 
 from . import construction
 from .config import DAPOConfig
+from .data import plain_rows
 from .engines.lora_sync import syncing_adapters
 from .engines.seam import Checkpoints
 from .evaluation.scores import EvaluationScores
@@ -143,7 +144,7 @@ class DAPOTrainer(Checkpoints):
             steps_in_bfloat16 = not (self.is_deepspeed_enabled or copies) and construction.trains_bfloat16(self.model)
             for message in warnings_at_start(args, context_length(self.model.config), steps_in_bfloat16):
                 logger.warning(message)
-        self.train_dataset = construction.rows_of(self.train_dataset)
+        self.train_dataset = plain_rows(self.train_dataset)
         self._check_data()
         if args.overlong_buffer_length is not None:
             # As TRL adds an environment's own reward: a further column of weight 1.
@@ -241,9 +242,13 @@ class DAPOTrainer(Checkpoints):
         error = None
         self._choose_task()
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
-        checked = map(with_checked_values, self.reward_funcs, self.reward_func_names)
+        logged: dict[str, list] = {}  # what the rewards that decide what is right say of the completions
+        checked = [
+            with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None)
+            for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
         try:
-            with swapped(self, reward_funcs=list(checked)), self.stopwatch.timing("rewards"):
+            with swapped(self, reward_funcs=checked), self.stopwatch.timing("rewards"):
                 rewards = super()._score_completions(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
@@ -263,7 +268,7 @@ class DAPOTrainer(Checkpoints):
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
             self._append_metrics(self._task.metrics([rewards]))
             return rewards
-        self._remember_evaluated(evaluated, rewards)
+        self._remember_evaluated(evaluated, rewards, logged)
         return rewards
 
     # ---- Algorithm 1: sample until the batch is full ----

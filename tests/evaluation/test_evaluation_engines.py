@@ -79,11 +79,11 @@ def test_a_completion_ends_with_its_end_token_which_counts(loaded, tmp_path):
 
 def test_a_model_in_training_is_evaluated_without_dropout_and_sampled_as_asked(loaded, tmp_path):
     seen, (model, tokenizer) = [], loaded
-    model = Echo(model, lambda prompt_ids: seen.append((model.training, model.generation_config)) or [3])
+    model = Echo(model, lambda prompt_ids: seen.append(model.training) or [3])
     model.train()
-    here(model, sums(1), tmp_path, k=1, processing_class=tokenizer)
-    ((is_training, how),) = seen
-    assert (is_training, how.do_sample, how.temperature, how.top_p, how.top_k) == (False, True, 1.0, 0.7, 0)
+    here(model, sums(1), tmp_path, k=1, min_p=0.1, processing_class=tokenizer)
+    how = model.asked
+    assert (seen, how.do_sample, how.temperature, how.top_p, how.top_k, how.min_p) == ([False], True, 1.0, 0.7, 0, 0.1)
     assert model.training
 
 
@@ -145,7 +145,7 @@ def test_more_tokens_than_the_model_is_made_for_are_a_warning(tiny_model, loaded
 def test_messages_need_a_chat_template(loaded, tmp_path):
     model, tokenizer = loaded
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match=r"has no chat template.*give `trl_dapo\.evaluation\.evaluate`.* a `Dataset`"):
+    with pytest.raises(ValueError, match=r"has no chat template.*give prompts that are text"):
         here(model, mixed_prompts(1), tmp_path, processing_class=tokenizer)
     summary = here(model, sums(1), tmp_path / "plain", k=1, processing_class=tokenizer)  # the way out that is named
     assert summary["num_problems"] == 1

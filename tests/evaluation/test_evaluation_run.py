@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from datasets import Dataset
-from evaluations import Deal, ask, asked, completions, here, reply, sums, sums_of
+from evaluations import Deal, ask, asked, completions, here, reply, sums
 
 from trl_dapo.evaluation import compare, estimate_mean, evaluate
 
@@ -92,8 +92,6 @@ def test_a_scorer_is_any_function_of_completion_and_gold_answer(serve, tmp_path)
 
 # ---- Settings ----
 
-TWO_GOLDS = sums_of([1, 1], solution=["2", "3"])
-
 
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -104,7 +102,10 @@ TWO_GOLDS = sums_of([1, 1], solution=["2", "3"])
         ({"top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
         ({"top_k": -1}, "`top_k` must be a whole number of at least 0, got -1. 0 is all tokens"),
         ({"request_timeout": 0}, "`request_timeout` must be above 0 and finite, got 0"),
-        ({"scorer": "exact"}, "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, or a dotted"),
+        (
+            {"scorer": "exact"},
+            "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, bare_nu",
+        ),
         ({"prompt_style": "boxed"}, "asks for .boxed{}, and the scorer 'dapo_math' reads the last `Answer:` line"),
         ({"engine": "sglang"}, "`engine` must be one of 'transformers', 'vllm', got 'sglang'"),
         ({"engine": "vllm", "base_url": "http://x"}, "leave out `engine='vllm'`"),
@@ -113,8 +114,10 @@ TWO_GOLDS = sums_of([1, 1], solution=["2", "3"])
         ({"base_url": "http://x", "processing_class": object()}, "by the engine 'transformers' only"),
         ({"model": object()}, "A loaded model needs its tokenizer as `processing_class`"),
         ({"limit": 3}, "{'limit': 3} applies to a file or a hub dataset"),
-        ({"dataset": sums(2, id=["a"] * 2)}, "the id 'a', but the `prompt` of one is '1.1' and of the other '1.2"),
-        ({"dataset": TWO_GOLDS}, "Two rows of the source 'dataset' have the id 'id1', but the `solution` of one is"),
+        ({"accuracy_threshold": 0.5, "scorer": lambda text, gold: (True, text)}, "`accuracy_threshold=0.5` is for re"),
+        ({"chat_template_kwargs": {"a": 1}}, r"`chat_template_kwargs=.'a': 1.` has no effect: the prompts are text"),
+        ({"chat_template_kwargs": "[1]"}, r"`chat_template_kwargs` must be a mapping, got '\[1\]'"),
+        ({"min_p": 1.5}, "`min_p` must be at least 0 and at most 1, got 1.5. 0 is no minimum"),
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, settings, message):

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who says which completions are right: by name, by a dotted path, and what is told where no answer is found."""
 
+import asyncio
 import math
 
 import pytest
-from evaluations import Deal, ask, asked, completions, mixed_prompts, sums, sums_of
+from evaluations import Deal, ask, asked, completions, mixed_prompts, sums
 
 from trl_dapo.evaluation.jobs import Completion, Problem
-from trl_dapo.evaluation.scorers import load_scorer, score
+from trl_dapo.evaluation.scorers import score
 
 
 PLAIN = ["51", "51.", "$51$", "17 * 3 = 51", "The answer is 51", "Three times 17 is **51**", "51.0", "It costs $51."]
@@ -99,13 +100,80 @@ def test_a_reward_function_is_handed_messages_where_the_prompt_is_and_says_which
     assert [(row["correct"], row["answer"]) for row in completions(tmp_path)] == [(True, "X")] * 4
 
 
+def problem(**columns):
+    return Problem("a", "b", {"prompt": "1+1", "solution": "2", **columns}, num_rows=1, key="c")
+
+
+def said(*texts):
+    return [[Completion(text, 1, False, [5]) for text in texts]]
+
+
 @pytest.mark.fast
 def test_a_reward_that_is_nan_says_nothing_as_in_training():
     def reward(completions, **kwargs):
         return [math.nan, 0.5]
 
-    said = [[Completion(text, 1, False) for text in ("2", "3")]]
-    assert score([Problem("a", "b", "1+1", "2", 1)], said, reward) == [[(None, "2"), (True, "3")]]
+    found = score([problem()], said("2", "Answer: 3"), reward)
+    assert found == ([[(None, None), (True, "3")]], False)  # nothing says that a whole text is an answer
+
+
+@pytest.mark.fast
+def test_an_async_reward_is_waited_for_also_where_a_loop_runs_already():
+    async def reward(completions, solution, **kwargs):
+        await asyncio.sleep(0)
+        return [float(text == gold) for text, gold in zip(completions, solution, strict=True)]
+
+    async def in_a_notebook():
+        return score([problem()], said("2", "3"), reward)
+
+    assert [verdict.correct for verdict in asyncio.run(in_a_notebook()).of_problems[0]] == [True, False]
+
+
+@pytest.mark.fast
+def test_an_answer_may_be_a_number_and_a_column_that_only_sounds_like_an_answer_has_no_vote():
+    def reward(completions, log_extra, **kwargs):
+        log_extra("has_answer", [True] * len(completions))
+        log_extra("reward_answer", [7, None])
+        return [1.0, 0.0]
+
+    assert score([problem()], said("2", "3"), reward) == ([[(True, "7"), (False, None)]], True)
+    assert score([problem()], said("7"), lambda text, gold: (True, 7)) == ([[(True, "7")]], True)
+    with pytest.raises(TypeError, match=r"returned True; expected whether the completion is right, and the answer"):
+        score([problem()], said("7"), lambda text, gold: True)
+
+
+@pytest.mark.fast
+def test_scores_are_right_above_a_threshold_and_without_one_nothing_is_said_to_be_right():
+    def reward(completions, **kwargs):
+        return [float(text) for text in completions]
+
+    def right(*texts, **how):
+        return [verdict.correct for verdict in score([problem()], said(*texts), reward, **how).of_problems[0]]
+
+    assert right("0.2", "1") == [True, True]  # two values may be verdicts
+    with pytest.raises(
+        ValueError, match=r"'reward' gives scores.*Set `accuracy_threshold`: a score above it"
+    ):
+        right("0.2", "1", "0.5")
+    assert right("0.2", "1", "0.5", accuracy_threshold=0.5) == [False, True, False]
+    assert right("0.2", "0", "0.5", accuracy_threshold=0.0) == [True, False, True]  # said by the user
+
+
+@pytest.mark.fast
+def test_a_reward_gets_every_column_with_its_own_type_and_what_training_passes_and_may_change_them():
+    def reward(prompts, completions, completion_ids, trainer_state, log_metric, **kwargs):
+        seen.append(
+            (prompts, completions, completion_ids, kwargs["golds"], kwargs["level"], trainer_state.global_step)
+        )
+        assert "prompt" not in kwargs
+        kwargs["golds"][0].append("4")
+        log_metric("seen", 1.0)
+        return [1.0] * len(completions)
+
+    seen, row = [], problem(golds=["2", "3"])
+    score([row], said("2", "3"), reward)
+    assert seen == [(["1+1"] * 2, ["2", "3"], [[5], [5]], [["2", "3", "4"], ["2", "3"]], 0)]
+    assert row.row["golds"] == ["2", "3"]
 
 
 def has_letter(completions, letter, **kwargs):
@@ -120,25 +188,42 @@ def test_a_reward_function_gets_the_columns_that_it_names_of_a_users_file_as_in_
     assert ask(server, file, tmp_path / "second", k=1, scorer=has_letter, offset=1)["num_problems"] == 1
 
 
-def test_a_reward_function_that_names_no_column_gets_the_gold_answers_of_problems_in_a_file(serve, tmp_path):
+def test_a_reward_function_that_names_no_column_gets_those_of_the_file_as_they_are(serve, tmp_path):
     def is_gold(completions, **kwargs):
-        return [float(text[0]["content"] == gold) for text, gold in zip(completions, kwargs["solution"], strict=True)]
+        return [float(text == gold) for text, gold in zip(completions, kwargs["answer"], strict=True)]
 
-    file = tmp_path / "problems.jsonl"  # whose answers no column `solution` has
-    file.write_text('{"prompt": "1+1", "answer": "2"}\n')
-    assert ask(serve(lambda body: "2"), file, tmp_path, k=1, scorer=is_gold)["metrics"]["avg@1"]["mean"] == 1
-    with pytest.raises(ValueError, match="no column 'solution', for which the scorer asks; found 'prompt'"):
-        ask(serve(lambda body: "2"), sums(1).select_columns("prompt"), tmp_path / "second", scorer=is_gold)
+    file = tmp_path / "problems.jsonl"
+    file.write_text('{"prompt": "1+1", "answer": "$2$"}\n')
+    assert ask(serve(lambda body: "$2$"), file, tmp_path, k=1, scorer=is_gold)["metrics"]["avg@1"]["mean"] == 1
+
+
+def test_a_scorer_that_fails_does_so_on_the_first_problem_and_loses_nothing(serve, tmp_path):
+    def fails(completions, **kwargs):
+        raise KeyError("letter")
+
+    server = serve(lambda body: "Answer: 2")
+    with pytest.raises(ValueError, match=r"The scorer 'fails' failed: KeyError\('letter'\)\. 2 completions are in "):
+        ask(server, sums(5), tmp_path, k=2, scorer=fails, concurrency=1)
+    assert len(server.requests) == 2
+    assert ask(server, sums(5), tmp_path, k=2, concurrency=1)["metrics"]["avg@2"]["mean"] == 1 / 5
+    assert len(server.requests) == 10
+    with pytest.raises(ValueError, match=r"The scorer 'fails' failed: .* 10 completions are in "):
+        ask(server, sums(5), tmp_path, k=2, scorer=fails)
 
 
 @pytest.mark.fast
 def test_a_column_that_a_scorer_asks_for_must_be_there_before_anything_is_asked(serve, tmp_path):
     server = serve(lambda body: pytest.fail("it was asked"))
-    with pytest.raises(ValueError, match="no column 'letter', for which the scorer asks; found 'prompt', 'solution'"):
+    with pytest.raises(ValueError, match="'has_letter' asks for `letter`, which `dataset` does not have; its columns"):
         ask(server, sums(1), tmp_path, scorer=has_letter)
-    message = r"but the `columns` of one is .'letter': 'a'. and of the other .'letter': 'b'."
-    with pytest.raises(ValueError, match=message):
-        ask(server, sums_of([1, 1], letter=["a", "b"]), tmp_path, scorer=has_letter)
+    with pytest.raises(ValueError, match="no column 'solution', whose gold answers the scorer '<lambda>' compares"):
+        ask(server, sums(1).select_columns("prompt"), tmp_path, scorer=lambda text, gold: (True, text))
+
+    def by_ids(completions, completion_ids, **kwargs):
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match=r"'by_ids' asks for `completion_ids`, .* which a server does not send"):
+        ask(server, sums(1), tmp_path, scorer=by_ids)
 
 
 def test_a_scorer_that_is_not_there_is_named_before_anything_is_asked(serve, tmp_path, module):
@@ -155,7 +240,4 @@ def test_trls_accuracy_reward_gives_the_verdicts_of_math_verify(serve, tmp_path)
         summaries[scorer] = ask(server, mixed_prompts(4), tmp_path, k=1, scorer=scorer)
         assert [row["correct"] for row in completions(tmp_path)] == [False, True, False, False]
     assert summaries["math_verify"]["metrics"] == summaries["accuracy_reward"]["metrics"]
-    plain = Problem("a", "b", "1+1", "2", 1)  # TRL's functions take messages alone
-    verdicts = score([plain], [[Completion("\\boxed{2}", 1, False)]], load_scorer("accuracy_reward", "as_is"))
-    assert [verdict.correct for verdict in verdicts[0]] == [True]
     assert len(server.requests) == 4

@@ -26,7 +26,7 @@ from trl.scripts.utils import DatasetConfig
 from .. import data
 from ..config import DAPOConfig
 from ..plan.recipe import read_values
-from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
+from ..rewards.names import REWARD_FUNCS, read_math_problems
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
@@ -42,7 +42,7 @@ WAYS_OUT = {
     "a run, and `trl-dapo plan` tells what a recipe needs.",
     "none of the known schemas": "For rewards of your own a file needs a column `prompt`, and keeps all others, "
     "if neither `prompt_style` nor `on_bad_rows` is set.",
-    "asks for `solution`, which": "`--prompt_style as_is` has the gold answers of math problems read as `solution`.",
+    "asks for `solution`, which": "A `prompt_style` has the gold answers of math problems read as `solution`.",
     "its columns are `prompt`, `solution`, `source`, `id`": "The math loader has read these from the file's. Without "
     "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
     "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
@@ -51,10 +51,8 @@ WAYS_OUT = {
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 MISTAKES = (ValueError, OSError, ImportError)  # what a user can mend
-REWARDS: dict[str, Any] = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
-REWARDS |= {"last_number": last_number_reward, "bare_number": bare_number_reward}
 TOOLS = {"calculate": calculate}
-# A recipe that says one of these, or names a file, has its problems read by `load_math_dataset`.
+# A recipe that says one of these, or names a file, has its data read by `trl_dapo.data`, not by TRL's script.
 OF_PROBLEMS = ("prompt_style", "on_bad_rows", "dataset_offset", "dataset_limit", "eval_dataset_name")
 OF_ROWS = ("datasets", "dataset_streaming", "streaming", "test_split_size")
 # What each of these has an effect with.
@@ -77,8 +75,8 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     Args:
         dataset_name (`str`, *optional*):
             Training prompts: a file, also relative to the folder named by `TRL_DAPO_DATA`, or a dataset on the Hub.
-            The rows of a dataset on the Hub are taken as they are, as by `trl grpo`, unless `prompt_style` or another
-            of the next fields is set.
+            Rows with a `prompt` are taken as they are, as by `trl grpo`. They are read as math problems if all
+            reward functions are of this package, or if `prompt_style` or `on_bad_rows` is set.
         dataset_offset (`int`, *optional*, defaults to `0`):
             Problems passed over at the start.
         dataset_limit (`int`, *optional*):
@@ -93,7 +91,8 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
             Problems to evaluate on, at most.
         prompt_style (`str`, *optional*):
             How a problem is put to the model: `"answer_line"` (the paper's), `"boxed"`, `"think"` or
-            `"as_is"`. Defaults to `"answer_line"` for problems that this package reads.
+            `"as_is"`. Defaults for math problems to what the first reward function reads: `"answer_line"` for
+            `dapo_math`, `"boxed"` for `math_verify` and `accuracy_reward`, `"as_is"` for others.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
             What becomes of rows without a problem or a gold answer, in both datasets: `"error"` or `"skip"`.
         reward_funcs (`list[str]`, *optional*):
@@ -326,8 +325,7 @@ def trainer_arguments(
         raise _Handed(given)
 
     asked = launch_args.dataset_name
-    names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
-    script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(str(name)) for name in names])
+    script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(name) for name in _reward_names(launch_args)])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
     loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
     given: dict[str, Any] = {}
@@ -351,27 +349,44 @@ def trainer_arguments(
     return given
 
 
+def _reward_names(launch_args: LaunchArguments) -> list[str]:
+    names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
+    return [str(name) for name in names]
+
+
+def _load_reward(name: str) -> Any:
+    if "." not in name and hasattr(trl.rewards, name):
+        return getattr(trl.rewards, name)
+    return load_function("reward_funcs", name, REWARD_FUNCS)
+
+
+def _reward_funcs(launch_args: LaunchArguments) -> list[Any]:
+    """The reward functions, and the name of a reward model."""
+    model = launch_args.reward_model_name_or_path
+    return [_load_reward(name) for name in _reward_names(launch_args)] + ([model] if model else [])
+
+
 def _as_trl_finds_it(name: str) -> str:
     """A reward function's name as TRL's script takes it: one of its own, or a path that is known to lead to one."""
-    if "." not in name and hasattr(trl.rewards, name):
-        return name
-    function = load_function("reward_funcs", name, REWARDS)
-    return f"{function.__module__}.{function.__name__}" if name in REWARDS else name
+    function = _load_reward(name)
+    return f"{function.__module__}.{function.__name__}" if name in REWARD_FUNCS else name
 
 
 def reads_problems(launch_args: LaunchArguments) -> bool:
-    """Whether this package reads problems and puts them to the model; rows are taken as they are otherwise."""
+    """Whether this package reads the data, in place of TRL's script: files, and on the Hub what is math problems."""
     defaults = {each.name: each.default for each in fields(launch_args)}
     said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
     if data.is_file_name(launch_args.dataset_name or ""):
         said.append("dataset_name")
         refuse_what_files_have_not(launch_args)
-    if said and (others := [name for name in OF_ROWS if getattr(launch_args, name)]):
+    others = [name for name in OF_ROWS if getattr(launch_args, name)]
+    if said and others:
         raise ValueError(
             f"`{others[0]}` is for rows that are taken as they are, and `{said[0]}={getattr(launch_args, said[0])!r}` "
             "for problems that this package reads. Leave out one of them."
         )
-    return bool(said and launch_args.dataset_name)
+    rewards = [] if others else _reward_funcs(launch_args)
+    return bool(launch_args.dataset_name and (said or (rewards and read_math_problems(rewards))))
 
 
 def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
@@ -388,33 +403,36 @@ def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
 def load_datasets(
     launch_args: LaunchArguments, training_args: DAPOConfig
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """The prompts of training, and those of evaluations: another dataset's, or on the Hub another split's."""
+    eval_name, eval_split = launch_args.eval_dataset_name, launch_args.eval_dataset_split
     for name, off in (("eval_strategy", "no"), ("eval_on_start", False)):
         value = getattr(training_args, name)
         if launch_args.eval_dataset_name is None and value != off:
-            value = getattr(value, "value", value)  # of an enumeration
-            raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
-    # Rows of a file are kept where `GRPOTrainer` takes them and nothing asks for the gold answers of problems in them.
-    # The math rewards do where they are alone: then no function reads a column that would be renamed.
-    rewards = launch_args.reward_funcs or [launch_args.reward_model_name_or_path or "dapo_math"]
-    asked = launch_args.prompt_style is not None or launch_args.on_bad_rows != "error" or {*rewards} <= REWARDS.keys()
-    as_they_are = not asked and data.has_prompts(str(launch_args.dataset_name))
-    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split, as_they_are)
-    assert train_dataset is not None
-    eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split, as_they_are)
-    if eval_dataset is not None:
-        data.refuse_overlap(train_dataset, eval_dataset, None if as_they_are else "id")
+            if data.is_file_name(launch_args.dataset_name or ""):
+                value = getattr(value, "value", value)  # of an enumeration
+                raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
+            eval_name, eval_split = launch_args.dataset_name, launch_args.dataset_test_split
+    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_name, launch_args.dataset_train_split)
+    if eval_name is None:
+        return train_dataset, None
+    eval_dataset = _load_dataset(launch_args, "eval_", eval_name, eval_split)
+    data.refuse_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
 
 
-def _load_dataset(args: LaunchArguments, prefix: str, split: str, as_they_are: bool) -> datasets.Dataset | None:
-    name = getattr(args, f"{prefix}dataset_name")
-    if name is None:
-        return None
+def _load_dataset(args: LaunchArguments, prefix: str, name: str | None, split: str) -> datasets.Dataset:
+    assert name is not None  # by `reads_problems`
+    config = args.dataset_config if name == args.dataset_name else None
+    style = data.choose_prompt_style(
+        name,
+        split,
+        config,
+        reward_funcs=_reward_funcs(args),
+        prompt_style=args.prompt_style,
+        on_bad_rows=args.on_bad_rows,
+    )
     offset, limit = (getattr(args, f"{prefix}dataset_{part}") for part in ("offset", "limit"))
-    if as_they_are:
-        return data.load_rows(name, offset, limit)
-    style, config = args.prompt_style or "answer_line", args.dataset_config if name == args.dataset_name else None
-    return data.load_math_dataset(name, split, offset, limit, style, config, args.on_bad_rows)
+    return data.load_prompts(name, style, split, config, offset, limit, args.on_bad_rows)
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

@@ -33,12 +33,13 @@ from ..evaluation.scores import EvaluationScores, Prefetch, rows_that_fit
 from ..models import context_length
 from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
-from ..rewards.dapo_math import completion_text, stated_answer
+from ..rewards.dapo_math import completion_text
+from ..rewards.names import find_answers
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
 from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
-from ..sampling.example_names import problem_id, problem_source
+from ..sampling.example_names import content_digest, problem_source
 from ..sampling.rounds import Recorded, Rows
 from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
@@ -312,24 +313,35 @@ class EvaluationSeam(RecordReplay):
         return output
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
-        """Source, id and answer of each row of a batch, asked before a reward function can change it."""
+        """Source, content and completion of each row of a batch, asked before a reward function can change it."""
         if not self._task.tells_right:
             return []
-        answers = [stated_answer(completion_text(text)) for text in completions]
-        # What an environment asks stands in other columns than the prompt.
-        ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
-        return list(zip([problem_source(example) for example in inputs], ids, answers, strict=True))
+        return [
+            (problem_source(example), content_digest(example), completion_text(completion))
+            for example, completion in zip(inputs, completions, strict=True)
+        ]
 
-    def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor) -> None:
+    def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor, logged: dict[str, list]) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.tells_right:
             logger.warning_once(SCORES_LEFT_OUT)
             return
-        rows = gather_object(own_rows)
+        answers, states_answers = find_answers(self._task.names, logged, [text for *_, text in own_rows])
+        rows = gather_object([(*problem, answer) for (*problem, _), answer in zip(own_rows, answers, strict=True)])
         rewards = self._task.scaled(rewards, self.args.reward_scaling).cpu()
         verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
         right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
-        self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
+        problems = [tuple(problem) for *problem, _ in rows]
+        self._scores.add(problems, [answer for *_, answer in rows], right, states_answers)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """With the last batch, also if `dataloader_drop_last=True`: that is for training."""
+        with swapped(self.args, dataloader_drop_last=False):
+            return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        with swapped(self.args, dataloader_drop_last=False):
+            return super().get_test_dataloader(test_dataset)
 
 
 class Checkpoints(EvaluationSeam):

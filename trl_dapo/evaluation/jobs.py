@@ -11,18 +11,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..sampling.example_names import digest, problem_id
+from ..sampling.example_names import content_digest, digest, problem_id, problem_source
 
 
 JOURNAL_FILE, SUMMARY_FILE = "completions.jsonl", "summary.json"
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a killed process loses nothing
 _HEADER: dict[str, Any] = {"settings": dict}
 _COMPLETION = {"problem": str, "index": int, "text": str, "length": (int, type(None)), "truncated": bool}
+NO_SOURCE = "dataset"  # what the problems of a dataset without a column `source` are listed under
 
 
 class Job(NamedTuple):
@@ -39,12 +41,14 @@ class Sampling(NamedTuple):
     top_p: float
     top_k: int  # 0 is all tokens
     max_completion_length: int
+    min_p: float = 0.0  # 0 is no minimum
 
 
 class Completion(NamedTuple):
     text: str  # without special tokens
     length: int | None  # tokens, with the one that ends it; `None` if the server does not say
     truncated: bool
+    ids: list[int] | None = None  # the tokens; `None` of a server
 
 
 OnCompletion = Callable[[Job, Completion], None]
@@ -53,48 +57,65 @@ OnCompletion = Callable[[Job, Completion], None]
 class Problem(NamedTuple):
     """One problem, which the dataset lists `num_rows` times."""
 
-    id: str
+    id: str  # no two problems of a source have the same
     source: str
-    prompt: str | list[dict[str, str]]
-    solution: str
+    row: Mapping[str, Any]  # every column, as reward functions get it in training
     num_rows: int
-    columns: dict[str, Any] = {}  # noqa: RUF012 (that a reward function asks for, beside the solution)
+    key: str  # tells its completions from those of other problems, and of other prompts for the same problem
 
     @property
-    def key(self) -> str:
-        """Tells its completions from those of others: two sources may share an id, two prompt styles a problem."""
-        return digest(json.dumps([self.source, self.id, self.prompt]), "sha256")
+    def prompt(self) -> str | list[dict[str, str]]:
+        return self.row["prompt"]
+
+    @property
+    def solution(self) -> Any:
+        return self.row.get("solution")
 
 
-def read_problems(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> list[Problem]:
-    """Rows of equal source and id are one problem; raises `ValueError` where they do not agree otherwise."""
-    problems: dict[tuple[str, str], Problem] = {}
+def read_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
+    """
+    Equal rows are one problem. Rows that differ in any column are problems of their own, also if they share an `id`:
+    their ids then end in what tells them apart.
+    """
+    num_rows: Counter[str] = Counter()
+    different: dict[str, Mapping[str, Any]] = {}
     for row in rows:
-        source, id_ = str(row.get("source") or "dataset"), problem_id(row)
-        if id_ is None:
-            raise ValueError(f"A prompt is text or messages, got {row['prompt']!r:.200}.")
-        others = {name: row[name] for name in columns if name != "solution"}
-        problem = Problem(id_, source, row["prompt"], str(row.get("solution", "")), num_rows=1, columns=others)
-        first = problems.setdefault((source, id_), problem)
-        if first is problem:
-            continue
-        for column in ("prompt", "solution", "columns"):
-            one, other = getattr(first, column), getattr(problem, column)
-            if one != other:
-                raise ValueError(
-                    f"Two rows of the source {source!r} have the id {id_!r}, but the `{column}` of one is {one!r:.80} "
-                    f"and of the other {other!r:.80}. Give each problem an id of its own, or leave the column out."
-                )
-        problems[source, id_] = first._replace(num_rows=first.num_rows + 1)
-    if not problems:
+        if not _is_prompt(row.get("prompt")):
+            raise ValueError(f"A prompt is text or messages, got {row.get('prompt')!r:.200}.")
+        content = content_digest(row)
+        num_rows[content] += 1
+        different.setdefault(content, row)
+    if not different:
         raise ValueError("The dataset is empty.")
-    return list(problems.values())
+    named = [(problem_source(row) or NO_SOURCE, str(problem_id(row))) for row in different.values()]
+    num_of_name = Counter(named)
+    num_of_key: Counter[str] = Counter()
+    problems = []
+    for (content, row), (source, own_id) in zip(different.items(), named, strict=True):
+        id_ = own_id
+        key = digest(json.dumps([source, own_id, row["prompt"]]), "sha256")
+        num_of_key[key] += 1
+        if num_of_name[source, own_id] > 1:
+            id_ = f"{id_}#{digest(json.dumps(row['prompt']), 'sha256')[:8]}"
+        if (num := num_of_key[key]) > 1:  # the same prompt, with another gold answer for instance
+            key, id_ = digest(f"{key} {num}", "sha256"), f"{id_}#{num}"
+        problems.append(Problem(id_, source, row, num_rows[content], key))
+    return problems
+
+
+def _is_prompt(prompt: Any) -> bool:
+    """Whether it is text, or messages that JSON can hold, which excludes images."""
+    try:
+        json.dumps(prompt)
+    except TypeError:
+        return False
+    return isinstance(prompt, str | list)
 
 
 def make_jobs(problems: list[Problem], k: int, seed: int) -> list[Job]:
     """`k` for each row of a problem, each with a seed of its own that does not depend on the other problems."""
     return [
-        Job(problem.key, i, problem.prompt, seed=int(digest(f"{seed} {problem.id} {i}", "sha256")[:8], 16) >> 1)
+        Job(problem.key, i, problem.prompt, seed=int(digest(f"{seed} {problem.key} {i}", "sha256")[:8], 16) >> 1)
         for problem in problems
         for i in range(k * problem.num_rows)
     ]
@@ -177,7 +198,7 @@ class Journal(AbstractContextManager):
                 "`output_dir`, or delete that file to start over."
             )
         for entry in entries[1:]:
-            completion = Completion(*(entry[field] for field in Completion._fields))
+            completion = Completion(entry["text"], entry["length"], entry["truncated"], entry.get("ids"))
             self.completions.setdefault((entry["problem"], entry["index"]), completion)
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:

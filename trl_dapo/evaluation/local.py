@@ -2,19 +2,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines of this process: transformers and vLLM."""
 
+import json
 import logging
 import os
-from typing import cast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from ..update.swap import in_mode, swapped
+from ..sampling.example_names import digest
+from ..update.swap import in_mode
 from .jobs import Completion, Job, OnCompletion, Sampling
 
 
 logger = logging.getLogger(__name__)
+
+
+# What an evaluation sets itself, of what a model's own generation config may say.
+_SET_HERE = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample", "max_length"}
+_SET_HERE |= {"max_new_tokens", "eos_token_id", "pad_token_id", "bos_token_id", "transformers_version"}
+
+
+def load_tokenizer(
+    model: str | os.PathLike | PreTrainedModel, processing_class: PreTrainedTokenizerBase | None
+) -> PreTrainedTokenizerBase:
+    if processing_class is not None:
+        return processing_class
+    assert isinstance(model, str | os.PathLike)  # a loaded model comes with its tokenizer
+    return AutoTokenizer.from_pretrained(model)
+
+
+def what_decides(
+    model: str | os.PathLike | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    is_chat: bool,
+    weights_digest: Callable[[Any], str | None],
+) -> dict[str, Any]:
+    """What decides on completions beside the weights and the sampling parameters, as an evaluation's settings."""
+    decides: dict[str, Any] = {}
+    config = _generation_config(model)
+    decides["eos_token_id"] = _end_token_ids(config, tokenizer)
+    # Tokens that are suppressed, for instance.
+    others = {name: value for name, value in config.to_diff_dict().items() if name not in _SET_HERE and name[0] != "_"}
+    if others:
+        decides["generation_config"] = others
+    if is_chat:
+        decides["chat_template"] = digest(str(tokenizer.chat_template))
+    if base := _base_of(model):
+        decides |= {"base_model": base, "base_weights": weights_digest(base)}
+    return decides
+
+
+def _base_of(model: str | os.PathLike | PreTrainedModel) -> str | None:
+    """The model that an adapter's folder is for; `None` of what is no such folder."""
+    if not isinstance(model, str | os.PathLike) or not (file := Path(model) / "adapter_config.json").is_file():
+        return None
+    return json.loads(file.read_text()).get("base_model_name_or_path")
+
+
+def _generation_config(model: str | os.PathLike | PreTrainedModel) -> GenerationConfig:
+    if not isinstance(model, str | os.PathLike):
+        return model.generation_config
+    name = _base_of(model) or model
+    try:
+        return GenerationConfig.from_pretrained(name)
+    except OSError:  # it has none of its own
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(name))
+
+
+def _end_token_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end a completion: the model's and the tokenizer's, as in training and as servers have it."""
+    eos = config.eos_token_id
+    return sorted(({eos} if isinstance(eos, int) else {*(eos or [])}) | ({tokenizer.eos_token_id} - {None}))
 
 
 def generate_with_transformers(
@@ -23,15 +91,13 @@ def generate_with_transformers(
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike | PreTrainedModel,
-    processing_class: PreTrainedTokenizerBase | None,
+    processing_class: PreTrainedTokenizerBase,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     batch_size: int,
 ) -> None:
     """Batch by batch, on the accelerator if there is one. Raises `MemoryError` if a batch does not fit."""
     tokenizer = processing_class
-    if tokenizer is None:
-        assert isinstance(model, str | os.PathLike)  # a loaded model comes with its tokenizer
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    prompt_ids = _encode_prompts(tokenizer, jobs)
+    prompt_ids = _encode_prompts(tokenizer, jobs, chat_template_kwargs)
     if isinstance(model, str | os.PathLike):
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", device_map="auto")
     num_positions = max(map(len, prompt_ids)) + sampling.max_completion_length
@@ -41,16 +107,19 @@ def generate_with_transformers(
             f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
             f"{limit}: what it says beyond may be noise."
         )
-    # The tokens that end a completion are the model's and the tokenizer's, as servers have it.
-    eos = model.generation_config.eos_token_id
-    eos_ids = ({eos} if isinstance(eos, int) else {*(eos or [])}) | ({tokenizer.eos_token_id} - {None})
-    pad_id = min(eos_ids, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k") if sampling.temperature > 0}
-    generation_config = transformers.GenerationConfig(
+    eos_ids = _end_token_ids(model.generation_config, tokenizer)
+    pad_id = next(iter(eos_ids), 0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    how: dict[str, Any] = {}
+    if sampling.temperature > 0:
+        how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")}
+        how["min_p"] = sampling.min_p or None
+    # As in training: what is not set here, such as tokens to suppress, `generate` takes from the model's own.
+    generation_config = GenerationConfig(
         max_new_tokens=sampling.max_completion_length,
         do_sample=bool(how),
-        eos_token_id=sorted(eos_ids),
+        eos_token_id=eos_ids,
         pad_token_id=pad_id,
+        repetition_penalty=1.0,
         **how,
     )
     for start in range(0, len(jobs), batch_size):
@@ -60,13 +129,14 @@ def generate_with_transformers(
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
         devices = [model.device] if model.device.type == "cuda" else []
         try:
-            # With these settings alone: `generate` fills gaps from those that a model comes with.
-            with swapped(model, generation_config=generation_config), in_mode(model, training=False):
+            with in_mode(model, training=False):
                 # Afterwards come the random numbers that would have come.
                 with torch.no_grad(), torch.random.fork_rng(devices):
                     torch.manual_seed(batch[0].seed)
                     # Of a mixin that every model with a head has.
-                    outputs = model.generate(input_ids=input_ids, attention_mask=mask)  # type: ignore[operator]
+                    outputs = model.generate(  # type: ignore[operator]
+                        input_ids=input_ids, attention_mask=mask, generation_config=generation_config
+                    )
         except torch.OutOfMemoryError as error:
             raise MemoryError(
                 f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit in the memory "
@@ -76,30 +146,50 @@ def generate_with_transformers(
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
             text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
-            on_completion(job, Completion(text, len(ids), end is None))
+            on_completion(job, Completion(text, len(ids), end is None, ids))
 
 
-def _encode_prompts(tokenizer: PreTrainedTokenizerBase, jobs: list[Job]) -> list[list[int]]:
-    """Token ids of each job's prompt; the completions of one problem share theirs."""
+def _encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, jobs: list[Job], chat_template_kwargs: Mapping[str, Any] | None
+) -> list[list[int]]:
+    """Token ids of each job's prompt, as in training; the completions of one problem share theirs."""
     known: dict[str, list[int]] = {}
     for job in jobs:
         if job.problem in known:
             continue
         if isinstance(job.prompt, str):
-            known[job.problem] = tokenizer(job.prompt)["input_ids"]
+            known[job.problem] = tokenizer(text=job.prompt)["input_ids"]
             continue
         if tokenizer.chat_template is None:
             raise ValueError(
                 f"The tokenizer of `{tokenizer.name_or_path}` has no chat template, and the prompts are messages. "
-                "Save it with a `chat_template`, or give `trl_dapo.evaluation.evaluate` in Python a `Dataset` whose "
-                "prompts are plain text: those of files are read as messages."
+                "Save it with a `chat_template`, or give prompts that are text: a file with a column `prompt` of "
+                "text, with `prompt_style='as_is'`."
             )
-        text = tokenizer.apply_chat_template(job.prompt, tokenize=False, add_generation_prompt=True)
-        known[job.problem] = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has put them in
+        encoded = tokenizer.apply_chat_template(
+            job.prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **(chat_template_kwargs or {})
+        )
+        known[job.problem] = cast(dict[str, list[int]], encoded)["input_ids"]
     return [known[job.problem] for job in jobs]
 
 
 # ---- vLLM ----
+
+
+def check_vllm(model: str | os.PathLike) -> None:
+    """Raises `ImportError` without vLLM, `ValueError` if `model` is an adapter."""
+    try:
+        import vllm  # noqa: F401  # whether it can be
+    except ImportError as error:
+        raise ImportError(
+            "The engine 'vllm' needs vLLM, which cannot be imported here: `pip install 'trl[vllm]'`, or give the "
+            f"address of a server that runs elsewhere as `base_url`. ({error})"
+        ) from error
+    if os.path.isfile(os.path.join(model, "adapter_config.json")):
+        raise ValueError(
+            f"`{model}` is an adapter. Merge it into its model first (`merge_and_unload`), or use the engine "
+            "'transformers'."
+        )
 
 
 def generate_with_vllm(
@@ -108,24 +198,15 @@ def generate_with_vllm(
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike,
+    processing_class: PreTrainedTokenizerBase,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     tensor_parallel_size: int,
 ) -> None:
-    """All jobs in one continuous batch. Raises `ImportError` without vLLM, `ValueError` if `model` is an adapter."""
-    try:
-        from vllm import LLM, SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-    except ImportError as error:
-        raise ImportError(
-            "The engine 'vllm' needs vLLM, which cannot be imported here: `pip install 'trl[vllm]'`, or give the "
-            f"address of a server that runs elsewhere as `base_url`. ({error})"
-        ) from error
+    """All jobs in one continuous batch, on what [`check_vllm`] lets pass."""
+    from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    if os.path.isfile(os.path.join(model, "adapter_config.json")):
-        raise ValueError(
-            f"`{model}` is an adapter. Merge it into its model first (`merge_and_unload`), or use the engine "
-            "'transformers'."
-        )
-    prompt_ids = _encode_prompts(AutoTokenizer.from_pretrained(model), jobs)
+    prompt_ids = _encode_prompts(processing_class, jobs, chat_template_kwargs)
     llm = LLM(
         model=str(model),
         tensor_parallel_size=tensor_parallel_size,
@@ -140,6 +221,7 @@ def generate_with_vllm(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
         max_tokens=sampling.max_completion_length,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
@@ -150,7 +232,8 @@ def generate_with_vllm(
             for output in engine.step():
                 if output.finished:
                     answer = output.outputs[0]
-                    completion = Completion(answer.text, len(answer.token_ids), answer.finish_reason == "length")
+                    ids = list(answer.token_ids)
+                    completion = Completion(answer.text, len(ids), answer.finish_reason == "length", ids)
                     on_completion(jobs[int(output.request_id)], completion)
     finally:
         # Its processes would keep the memory that the next model needs, and may keep this process from ending.

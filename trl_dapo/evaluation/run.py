@@ -1,13 +1,19 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise and save."""
+"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise and save.
+
+Prompts and what a scorer is called with are those of training: rows come from [`trl_dapo.data.load_prompts`], and a
+reward function gets every column of its row.
+"""
 
 import hashlib
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -17,18 +23,28 @@ from typing import TYPE_CHECKING, Any
 from ..rewards.dapo_math import completion_text, loggable
 from ..run.files import replacing
 from ..run.stopwatch import SILENCE, calling
-from ..settings.arguments import check_model_path, naming_missing_folders
+from ..sampling.example_names import digest
+from ..settings.arguments import check_model_path, naming_missing_folders, read_mapping
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check_value
 from ..settings.secrets import without_secrets
 from ..version import __version__
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
-from .scorers import STYLES, Scorer, Verdict, columns_of, load_scorer, score, warn_without_answers
-from .statistics import count_problem, estimate_mean, problem_figures
+from .scorers import (
+    Scorer,
+    Verdicts,
+    check_columns,
+    is_reward_function,
+    load_scorer,
+    name_of,
+    score,
+    warn_without_answers,
+)
+from .statistics import count_problem, estimate_mean, has_votes, problem_figures
 
 
 if TYPE_CHECKING:
     import datasets
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 
 PARQUET_FILE = "completions.parquet"
@@ -46,6 +62,7 @@ _RANGES = {
     "temperature": Range(0, hint="0 takes the most probable token."),
     "top_p": SHARE,
     "top_k": Range(0, is_whole=True, hint="0 is all tokens."),
+    "min_p": Range(0, 1, hint="0 is no minimum."),
     "request_timeout": POSITIVE,
     "num_retries": Range(0, is_whole=True),
 }
@@ -66,9 +83,12 @@ def evaluate(
     temperature: float = 1.0,
     top_p: float = 0.7,
     top_k: int = 0,
+    min_p: float = 0.0,
     max_completion_length: int = 20480,
+    chat_template_kwargs: Mapping[str, Any] | str | None = None,
     seed: int = 42,
     scorer: str | Scorer = "dapo_math",
+    accuracy_threshold: float | None = None,
     engine: str | None = None,
     processing_class: "PreTrainedTokenizerBase | None" = None,
     batch_size: int = 16,
@@ -80,13 +100,14 @@ def evaluate(
     progress: bool = True,
 ) -> dict[str, Any]:
     r"""
-    Measure avg@k, pass@k and maj@k of a model on math problems, each with a 95 % interval over problems.
+    Measure avg@k, pass@k and maj@k of a model, each with a 95 % interval over problems.
 
     The defaults are the AIME protocol of the DAPO paper: 32 completions a problem at temperature 1.0 and top-p 0.7, up
     to 20,480 tokens, scored by the rule of the last `Answer:` line.
 
-    Rows with equal source and id, or with equal prompts where there is no id, are repeats of one problem: `k`
-    completions are asked for each, and pooled. Every figure is a mean over problems.
+    The model is asked what training would ask on the same data, and its completions are scored as in training: see
+    [`~trl_dapo.data.choose_prompt_style`] for how a dataset becomes prompts. Equal rows are repeats of one problem:
+    `k` completions are asked for each, and pooled. Every figure is a mean over problems.
 
     Every completion is on disk when the next one is asked for. The same call with the same `output_dir` continues an
     evaluation that was interrupted and asks for nothing twice. So does one with another `k`, `limit` or `offset`: it
@@ -102,8 +123,8 @@ def evaluate(
             Path or hub id of a model. With transformers in this process also an adapter or a loaded model. With a
             server the name under which it serves the model.
         dataset (`str`, `os.PathLike` or [`~datasets.Dataset`]):
-            A file, also in the folder that `TRL_DAPO_DATA` names, or a hub id; or a dataset as
-            [`~trl_dapo.data.load_math_dataset`] returns it. Prompts may be text, `id` and `source` be missing.
+            A file, also in the folder that `TRL_DAPO_DATA` names, or a hub id; or a dataset with a column `prompt`
+            of text or messages, and the columns that the scorer reads.
         output_dir (`str` or `os.PathLike`):
             Folder of this evaluation.
         split (`str`, *optional*, defaults to `"train"`):
@@ -111,15 +132,17 @@ def evaluate(
         name (`str`, *optional*):
             Configuration of a hub dataset.
         offset (`int`, *optional*, defaults to `0`):
-            Number of problems to skip.
+            Number of problems to skip. Of rows that are taken as they are equal ones are one problem.
         limit (`int`, *optional*):
             Number of problems to take at most. Defaults to all.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
             What to do with rows without a problem or a gold answer: `"error"` refuses them, `"skip"` leaves them out.
         prompt_style (`str`, *optional*):
-            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. Defaults to
-            what the scorer reads: `"answer_line"`, with `"math_verify"` and `"accuracy_reward"` `"boxed"`, with any
-            other `"as_is"`. This and the five before it are not for a loaded dataset, which is taken as it is.
+            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. By default
+            rows with a `prompt` are taken as they are where the scorer is a reward function of your own or of TRL.
+            All others are math problems, in the style that the scorer reads: `"answer_line"`, `"boxed"` with
+            `"math_verify"` and `"accuracy_reward"`, else `"as_is"`. This and the five before it are not for a loaded
+            dataset, which is taken as it is.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -128,20 +151,28 @@ def evaluate(
             Nucleus.
         top_k (`int`, *optional*, defaults to `0`):
             Number of tokens to sample from; `0` is all.
+        min_p (`float`, *optional*, defaults to `0.0`):
+            Least probability of a token, as a share of the most probable one's; `0` is no minimum.
         max_completion_length (`int`, *optional*, defaults to `20480`):
             Number of tokens at which a completion is truncated.
+        chat_template_kwargs (`dict`, *optional*):
+            Arguments of the chat template, such as `{"enable_thinking": False}`: those of the training run.
         seed (`int`, *optional*, defaults to `42`):
             Seed from which each completion's own is made.
         scorer (`str` or `Callable`, *optional*, defaults to `"dapo_math"`):
             `"dapo_math"` reads the last `Answer:` line by the paper's rule. `"math_verify"` and TRL's
             `"accuracy_reward"` compare LaTeX such as `\boxed{}` as symbols. `"last_number"` reads the last number of
-            any text. Or a function, also by its dotted import path: a reward function, or a function of the completion
-            and the gold answer. It returns whether the completion is correct (`None` if the gold answer cannot be
-            read) and the extracted answer (`None` if there is none), on which the majority votes as text.
+            any text. Or a reward function, also by its dotted import path, sync or async: it is called with what
+            training calls it with, and the majority votes on what it passes to `log_extra` as `answer` or
+            `<its name>_answer`. Or a function of the completion and the gold answer, which returns whether the
+            completion is correct (`None` if the gold answer cannot be read) and the answer (`None` if there is none).
+        accuracy_threshold (`float`, *optional*):
+            A reward above it is right, as `dynamic_sampling_accuracy_threshold` in training. Defaults to 0 where the
+            rewards take no more than two values; scores need it.
         engine (`str`, *optional*):
             `"transformers"` or `"vllm"`, in this process. Without a `base_url` it defaults to `"transformers"`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Tokenizer, for `"transformers"`. Defaults to the model's own; a loaded model needs it.
+            Tokenizer, for `"transformers"` and `"vllm"`. Defaults to the model's own; a loaded model needs it.
         batch_size (`int`, *optional*, defaults to `16`):
             Completions generated at once by `"transformers"`.
         tensor_parallel_size (`int`, *optional*, defaults to `1`):
@@ -162,12 +193,13 @@ def evaluate(
     Returns:
         `version`, `settings` and `scorer`; `num_problems`, `num_unscored_problems` (their gold answer cannot be read;
         they are left out of all figures), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"`, `"maj@32"`,
-        each with `mean`, `low` and `high`), `mean_length` in tokens (`None` if a server does not say) and `truncated`
+        each with `mean`, `low` and `high`; `maj` only where the scorer states answers or most completions have an
+        `Answer:` line or a box), `mean_length` in tokens (`None` if a server does not say) and `truncated`
         (a share); the same for each source in `sources`; and `problems`, each scored one with `id`, `source`,
         `num_correct`, `num_completions` and `maj`.
 
     Raises:
-        ValueError: If a setting has no meaning or differs from those of `output_dir`, or an id is two problems'.
+        ValueError: If a setting has no meaning or differs from those of `output_dir`, or the scorer fails.
         ConnectionError: If the server is down or refuses a request; what it had answered is kept.
     """
     arguments = locals()
@@ -176,52 +208,107 @@ def evaluate(
     if temperature == 0 and k > 1:
         raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
     _check_engine(arguments)
-    scorer_function = load_scorer(scorer, prompt_style)
+    arguments["chat_template_kwargs"] = read_mapping("chat_template_kwargs", chat_template_kwargs)
+    scorer_function, scorer_name = load_scorer(scorer, prompt_style), name_of(scorer)
+    if accuracy_threshold is not None and not is_reward_function(scorer_function):
+        raise ValueError(
+            f"`accuracy_threshold={accuracy_threshold}` is for rewards, and the scorer {scorer_name!r} says itself "
+            "what is right. Leave it out."
+        )
     if isinstance(model, _PATH) and not base_url:
         _check_folder(model)
 
-    chosen_by = ("split", "name", "offset", "limit", "on_bad_rows", "prompt_style")
-    selection = {setting: arguments[setting] for setting in chosen_by}
-    if isinstance(dataset, _PATH) and prompt_style is None:
-        selection["prompt_style"] = _style_of(scorer, Path(output_dir) / JOURNAL_FILE)
-    columns = columns_of(scorer_function)
-    problems = read_problems(_load_rows(dataset, selection, columns), columns)
-    sampling = Sampling(temperature, top_p, top_k, max_completion_length)
+    output_dir = Path(output_dir)
+    rows, selection = _load_rows(arguments, scorer_function, output_dir / JOURNAL_FILE)
+    check_columns(scorer_function, scorer_name, rows.column_names, sends_ids=not base_url)
+    problems = read_problems(rows)
+    is_chat = any(not isinstance(problem.prompt, str) for problem in problems)
+    if arguments["chat_template_kwargs"] and not is_chat:
+        raise ValueError(
+            f"`chat_template_kwargs={arguments['chat_template_kwargs']}` has no effect: the prompts are text, around "
+            "which no chat template goes. Leave it out, or give messages."
+        )
+    sampling = Sampling(temperature, top_p, top_k, max_completion_length, min_p)
     settings = {
         "model": str(model) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
         "engine": "server" if base_url else engine or "transformers",
         **({"dataset": str(dataset), **selection} if isinstance(dataset, _PATH) else {}),
-        "problems": hashlib.sha256(json.dumps([problem[:5] for problem in problems]).encode()).hexdigest()[:16],
+        "problems": digest(json.dumps([(each.key, each.num_rows) for each in problems]), "sha256"),
         "k": k,
         **sampling._asdict(),
         "seed": seed,
     }
+    if arguments["chat_template_kwargs"]:
+        settings["chat_template_kwargs"] = arguments["chat_template_kwargs"]
+    with naming_missing_folders(None if base_url else model):  # a server may name its model as it likes
+        if not base_url:
+            from .local import check_vllm, load_tokenizer, what_decides
+
+            if engine == "vllm":
+                assert isinstance(model, _PATH)  # by `_check_engine`
+                check_vllm(model)
+            arguments["processing_class"] = tokenizer = load_tokenizer(model, processing_class)
+            settings |= what_decides(model, tokenizer, is_chat, _weights_digest)
     generate = partial(_make_engine(arguments), sampling=sampling)
 
-    output_dir = Path(output_dir)
+    score_with = partial(
+        score,
+        scorer=scorer_function,
+        name=scorer_name,
+        accuracy_threshold=accuracy_threshold,
+        trainer_state=_trainer_state(model),
+    )
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
         _refuse_other_problems(journal, problems)
-        with naming_missing_folders(None if base_url else model):  # a server may name its model as it likes
-            _complete(journal, make_jobs(problems, k, seed), generate, progress)
+        with naming_missing_folders(None if base_url else model):
+            _complete(journal, problems, make_jobs(problems, k, seed), generate, progress, score_with, scorer_name)
         completions_PK = [
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
         ]
         # The lock on the journal also keeps a second process from writing these.
-        verdicts_PK = score(problems, completions_PK, scorer_function)
-        warn_without_answers(completions_PK, verdicts_PK, scorer)
+        verdicts = _scored(score_with, scorer_name, journal, problems, completions_PK)
+        warn_without_answers(completions_PK, verdicts, scorer)
         summary = {
             "version": __version__,
             "settings": settings,
-            "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__),
-            **summarise(problems, completions_PK, verdicts_PK, k),
+            "scorer": scorer_name,
+            **({} if accuracy_threshold is None else {"accuracy_threshold": accuracy_threshold}),
+            **summarise(problems, completions_PK, verdicts, k),
         }
-        write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts_PK)
+        write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts)
         with replacing(output_dir / SUMMARY_FILE) as path:
             finished = {"finished": datetime.now(UTC).isoformat()}  # the rest says the same again whenever
             path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
+
+
+def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerState | None":
+    """What a checkpoint says of the training so far, for reward functions that depend on it."""
+    if isinstance(model, _PATH) and (file := Path(model) / "trainer_state.json").is_file():
+        from transformers import TrainerState
+
+        return TrainerState.load_from_json(str(file))
+    return None
+
+
+def _scored(
+    score_with: Callable[..., Verdicts],
+    name: str,
+    journal: Journal,
+    problems: list[Problem],
+    completions_PK: list[list[Completion]],
+) -> Verdicts:
+    """The verdicts; where a scorer fails, an error that says what is kept."""
+    try:
+        return score_with(problems, completions_PK)
+    except Exception as error:
+        what = str(error) if isinstance(error, ValueError) else f"The scorer {name!r} failed: {error!r}."
+        raise ValueError(
+            f"{what} {len(journal.completions):,} completions are in `{journal.path}`: the same command with a scorer "
+            "that works continues from there."
+        ) from error
 
 
 def _make_engine(arguments: dict[str, Any]) -> Callable:
@@ -266,38 +353,44 @@ def _check_folder(model: str | os.PathLike) -> None:
         )
 
 
-def _style_of(scorer: str | Scorer, journal: Path) -> str:
-    """The prompt style of the completions that are there, else the one that asks for what the scorer reads."""
+_UNKNOWN = object()
+
+
+def _style_in(journal: Path) -> Any:
+    """The prompt style of the completions that are there, `None` for rows as they are; `_UNKNOWN` without any."""
     with suppress(OSError, ValueError, KeyError, TypeError), journal.open("rb") as file:
         return json.loads(file.readline())["settings"]["prompt_style"]
-    return STYLES.get(scorer, "as_is") if isinstance(scorer, str) else "as_is"
+    return _UNKNOWN
 
 
-def _load_rows(
-    dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any], columns: list[str]
-) -> "datasets.Dataset":
+def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tuple[datasets.Dataset, dict[str, Any]]":
+    """The rows to evaluate on, and what says which of a file or a dataset on the Hub they are."""
+    dataset, style = arguments["dataset"], arguments["prompt_style"]
+    chosen_by = ("split", "name", "offset", "limit", "on_bad_rows", "prompt_style")
+    selection = {setting: arguments[setting] for setting in chosen_by}
     if isinstance(dataset, _PATH):
-        from ..data import has_prompts, load_math_dataset, load_rows
+        from ..data import choose_prompt_style, load_prompts
 
-        # A reward function that asks for other columns than gold answers gets them as in training.
-        is_math = columns == ["solution"] or selection["prompt_style"] != "as_is" or selection["on_bad_rows"] == "skip"
-        if not is_math and has_prompts(dataset):
-            dataset = load_rows(dataset, selection["offset"], selection["limit"])
-        else:
-            dataset = load_math_dataset(dataset, **selection)
+        how = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
+        # Another scorer reads the completions that are there, whatever it would have asked for.
+        if style is None and (style := _style_in(journal)) is _UNKNOWN:
+            reward_funcs = [scorer] if is_reward_function(scorer) else []
+            style = choose_prompt_style(dataset, reward_funcs=reward_funcs, **how)
+        selection["prompt_style"] = style
+        rows = load_prompts(dataset, style, **how, offset=selection["offset"], limit=selection["limit"])
     else:
+        from ..data import plain_rows
+
         known = inspect.signature(evaluate).parameters
         if given := {name: value for name, value in selection.items() if value != known[name].default}:
             raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
-    if missing := {"prompt", *columns} - set(dataset.column_names):
-        lacks, found = " and no ".join(map(repr, sorted(missing))), ", ".join(map(repr, dataset.column_names))
-        raise ValueError(f"The dataset has no column {lacks}, for which the scorer asks; found {found}.")
-    if images := {"image", "images"} & set(dataset.column_names):
+        rows = plain_rows(dataset)
+    if images := {"image", "images"} & set(rows.column_names):
         raise ValueError(
             f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "
             "model during training, with `eval_dataset`."
         )
-    return dataset
+    return rows, selection
 
 
 def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
@@ -332,7 +425,16 @@ def _refuse_other_problems(journal: Journal, problems: list[Problem]) -> None:
         )
 
 
-def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: bool) -> None:
+def _complete(
+    journal: Journal,
+    problems: list[Problem],
+    jobs: list[Job],
+    generate: Callable,
+    progress: bool,
+    score_with: Callable[..., Verdicts],
+    scorer_name: str,
+) -> None:
+    """Ask for the completions that the journal lacks; a scorer that fails does so on the first problem's."""
     from tqdm import tqdm
 
     todo = [job for job in jobs if (job.problem, job.index) not in journal.completions]
@@ -342,14 +444,30 @@ def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: b
         print(f"Asking for {len(todo):,} answers.", file=sys.stderr)
     num_known = len(jobs) - len(todo)
     num_others = len(journal.completions) - num_known  # of a larger `k` or `limit`
+    by_key = {problem.key: problem for problem in problems}
+    num_asked, num_missing = Counter(job.problem for job in jobs), Counter(job.problem for job in todo)
+    is_tried = threading.Lock()  # taken by whoever tries the scorer, and kept
     # With a delay nothing is drawn before the first completion: a model that is not found leaves its line alone.
     bar = tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress, delay=1e-3)
     with bar, calling(bar.refresh, every=SILENCE):
 
+        def try_scorer(key: str) -> None:
+            if is_tried.acquire(blocking=False):
+                completions = [journal.completions[key, i] for i in range(num_asked[key])]
+                _scored(score_with, scorer_name, journal, [by_key[key]], [completions])
+
         def keep(job: Job, completion: Completion) -> None:
             journal.append(job.problem, job.index, completion)
             bar.update(len(journal.completions) - num_others - bar.n)
+            with counting:
+                num_missing[job.problem] -= 1
+                is_complete = num_missing[job.problem] == 0
+            if is_complete:
+                try_scorer(job.problem)
 
+        counting = threading.Lock()
+        if known := next((key for key in num_asked if not num_missing[key]), None):
+            try_scorer(known)
         try:
             generate(todo, on_completion=keep)
         except (ConnectionError, MemoryError) as error:
@@ -360,15 +478,19 @@ def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: b
 
 
 def summarise(
-    problems: list[Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]], k: int
+    problems: list[Problem], completions_PK: list[list[Completion]], found: Verdicts, k: int
 ) -> dict[str, Any]:
+    verdicts_PK = found.of_problems
     scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
     if not scored:
         raise ValueError(
-            f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
+            f"The scorer can score none of the {len(problems)} problems, such as {problems[0].row!r:.200}."
         )
     counts = [count_problem(*zip(*verdicts_PK[i], strict=True)) for i in scored]
     values = problem_figures(counts, k)
+    is_stated = [verdict.answer is not None for i in scored for verdict in verdicts_PK[i]]
+    if not has_votes(is_stated, found.states_answers):
+        values.pop(f"maj@{k}")
 
     def figures(source: str | None) -> dict[str, Any]:
         chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
@@ -393,7 +515,7 @@ def summarise(
 
 
 def write_completions(
-    path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]]
+    path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts: Verdicts
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -404,15 +526,15 @@ def write_completions(
             "source": loggable(problem.source),
             "index": i,
             "prompt": loggable(completion_text(problem.prompt)),
-            "solution": loggable(problem.solution),
+            "solution": None if problem.solution is None else loggable(str(problem.solution)),
             "completion": loggable(completion.text),
             "answer": None if verdict.answer is None else loggable(verdict.answer),
             "correct": verdict.correct,
             "length": completion.length,
             "truncated": completion.truncated,
         }
-        for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True)
-        for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
+        for problem, completions, of_problem in zip(problems, completions_PK, verdicts.of_problems, strict=True)
+        for i, (completion, verdict) in enumerate(zip(completions, of_problem, strict=True))
     ]
     types = {"completion": pa.large_string(), "correct": pa.bool_(), "truncated": pa.bool_()}
     types |= {"index": pa.int64(), "length": pa.int64()}

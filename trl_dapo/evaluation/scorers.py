@@ -1,15 +1,29 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether each completion is right, and which answer it states."""
+"""
+Whether each completion is right, and which answer it states.
 
+A scorer is a reward function, which is called with what it gets in training, or a function of a completion and the
+gold answer.
+"""
+
+import asyncio
+import copy
+import importlib
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..rewards import MathVerifyReward, last_number_reward, score_dapo_math
+from ..rewards.names import REWARD_FUNCS, answer_text, find_answers
 from ..settings.arguments import load_function
 from .jobs import Completion, Problem
+
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 
 logger = logging.getLogger(__name__)
@@ -21,10 +35,6 @@ SCORERS = {
     "last_number": "the last number, in any text",
     "accuracy_reward": "as 'math_verify', by TRL's reward function of this name",
 }
-STYLES = {"dapo_math": "answer_line", "math_verify": "boxed", "accuracy_reward": "boxed"}  # that ask for it
-GIVEN = ("prompts", "completions", "log_extra", "log_metric")  # to a reward function, beside a row's columns
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 
 
 class Verdict(NamedTuple):
@@ -34,82 +44,202 @@ class Verdict(NamedTuple):
     answer: str | None
 
 
+class Verdicts(NamedTuple):
+    """The verdicts on K completions of each of P problems."""
+
+    of_problems: list[list[Verdict]]
+    states_answers: bool  # whether the scorer said which answers the completions state
+
+
 Scorer = Callable[..., Any]
 
 
 def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
-    """What a name stands for: a function of a completion and a gold answer, or a reward function."""
-    if scorer == "dapo_math" and prompt_style in ("boxed", "think"):
-        raise ValueError(
-            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer 'dapo_math' reads the last "
-            "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
-        )
+    """What a name stands for: a reward function, or a function of a completion and the gold answer."""
     if not isinstance(scorer, str):
         return scorer
-    known: dict[str, Scorer] = {"dapo_math": lambda *row: score_dapo_math(*row)[1:], "math_verify": MathVerifyReward()}
-    known |= {"last_number": last_number_reward}
-    return load_function("scorer", "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer, known)
+    name = scorer
+    if "." not in name and name not in REWARD_FUNCS and name.isidentifier():
+        if hasattr(importlib.import_module("trl.rewards"), name):
+            name = f"trl.rewards.{name}"
+    function = load_function("scorer", name, REWARD_FUNCS)
+    if function is REWARD_FUNCS["dapo_math"] and prompt_style in ("boxed", "think"):
+        raise ValueError(
+            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer {scorer!r} reads the last "
+            "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
+        )
+    return function
 
 
-def columns_of(scorer: Scorer) -> list[str]:
-    """The columns that a reward function asks for; others are called with a completion and its gold answer."""
-    parameters = inspect.signature(scorer).parameters
-    if "completions" not in parameters:
-        return ["solution"]
-    asked = [each.name for each in parameters.values() if each.default is each.empty and each.kind not in _ANY]
-    return [name for name in asked if name not in GIVEN] or ["solution"]  # which `kwargs` may be asked for
+def is_reward_function(scorer: Scorer) -> bool:
+    return "completions" in inspect.signature(scorer).parameters
 
 
-def score(problems: list[Problem], completions_PK: list[list[Completion]], scorer: Scorer) -> list[list[Verdict]]:
+def name_of(scorer: str | Scorer) -> str:
+    return scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__)
+
+
+def check_columns(scorer: Scorer, name: str, columns: Sequence[str], sends_ids: bool) -> None:
+    """Refuse rows that a scorer cannot be called with, as training does, before any completion is asked for."""
+    from ..rewards.checks import check_prompt_column, check_reward_columns
+
+    check_prompt_column(columns, "dataset")
+    if not is_reward_function(scorer):
+        if "solution" not in columns:
+            raise ValueError(
+                f"The dataset has no column 'solution', whose gold answers the scorer {name!r} compares with; found "
+                f"{', '.join(map(repr, columns))}."
+            )
+        return
+    check_reward_columns([scorer], [name], columns, dataset="dataset")
+    needed = inspect.signature(scorer).parameters.get("completion_ids")
+    if needed is not None and needed.default is needed.empty and not sends_ids:
+        raise ValueError(
+            f"The scorer {name!r} asks for `completion_ids`, the tokens of each completion, which a server does not "
+            "send. Give that parameter a default, or evaluate with `engine='vllm'` or `engine='transformers'`."
+        )
+
+
+def score(
+    problems: Sequence[Problem],
+    completions_PK: Sequence[Sequence[Completion]],
+    scorer: Scorer,
+    *,
+    name: str = "",
+    accuracy_threshold: float | None = None,
+    trainer_state: "TrainerState | None" = None,
+) -> Verdicts:
+    """
+    Score K completions of each of P problems.
+
+    Args:
+        problems (`Sequence[Problem]`):
+            P problems.
+        completions_PK (`Sequence[Sequence[Completion]]`):
+            The completions of each.
+        scorer (`Callable`):
+            A reward function, or a function of a completion and the gold answer.
+        name (`str`, *optional*):
+            What it is called in messages. Defaults to its own name.
+        accuracy_threshold (`float`, *optional*):
+            A reward above it is right. Defaults to 0, if the rewards take no more than two values.
+        trainer_state ([`~transformers.TrainerState`], *optional*):
+            What a reward function gets by this name in training.
+
+    Returns:
+        [`Verdicts`].
+
+    Raises `ValueError` if the rewards are scores, and there is no `accuracy_threshold`.
+    """
+    name = name or name_of(scorer)
     rows = [
-        (problem, completion.text)
+        (problem, completion)
         for problem, completions in zip(problems, completions_PK, strict=True)
         for completion in completions
     ]
-    if "completions" in inspect.signature(scorer).parameters:
-        verdicts = _reward_verdicts(rows, scorer)
+    if is_reward_function(scorer):
+        found, states_answers = _reward_verdicts(rows, scorer, name, accuracy_threshold, trainer_state)
     else:
-        verdicts = [scorer(text, problem.solution) for problem, text in rows]
-    flat = iter(
-        Verdict(None if correct is None else bool(correct), None if answer in _NO_ANSWER else answer)
-        for correct, answer in verdicts
-    )
-    return [[next(flat) for _ in completions] for completions in completions_PK]
+        found = [_read_verdict(scorer(each.text, problem.solution), name) for problem, each in rows]
+        states_answers = True
+    flat = iter(found)
+    return Verdicts([[next(flat) for _ in completions] for completions in completions_PK], states_answers)
 
 
-def _reward_verdicts(rows: list[tuple[Problem, str]], reward: Scorer) -> list[tuple[bool | None, str | None]]:
-    """By a reward function, called as in training: right is what is above 0."""
-    columns: dict[str, list] = {}
-    takes_messages = getattr(reward, "__module__", "").startswith("trl.")  # TRL's own, whatever the prompts are
+def _read_verdict(returned: Any, name: str) -> Verdict:
+    """What a function of a completion and a gold answer returned: whether it is right, and the answer."""
     try:
-        rewards = reward(
-            prompts=[problem.prompt for problem, _ in rows],
-            completions=[
-                text
-                if isinstance(problem.prompt, str) and not takes_messages
-                else [{"role": "assistant", "content": text}]
-                for problem, text in rows
-            ],
-            **{name: [problem.columns[name] for problem, _ in rows] for name in rows[0][0].columns},
-            solution=[problem.solution for problem, _ in rows],
-            log_extra=columns.__setitem__,
-            log_metric=lambda name, value: None,
+        correct, answer = returned
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"The scorer {name!r} returned {returned!r:.80}; expected whether the completion is right, and the answer "
+            "that it states: `(True, '7')`."
+        ) from None
+    return Verdict(None if correct is None else bool(correct), answer_text(answer))
+
+
+def _reward_verdicts(
+    rows: list[tuple[Problem, Completion]],
+    reward_func: Scorer,
+    name: str,
+    accuracy_threshold: float | None,
+    trainer_state: "TrainerState | None",
+) -> tuple[list[Verdict], bool]:
+    """By a reward function, which is called with what it gets in training, and by training's rule of what is right."""
+    import torch
+
+    from ..rewards.task_reward import TaskReward
+
+    logged: dict[str, list] = {}
+    rewards = call_reward(rows, reward_func, name, trainer_state, logged)
+    rewards_BF = torch.tensor([[math.nan if reward is None else float(reward)] for reward in rewards])
+    task = TaskReward.choose(
+        [name],
+        torch.ones(1),
+        None if accuracy_threshold is None else [name],
+        accuracy_threshold=accuracy_threshold or 0.0,
+    ).having_seen(rewards_BF)
+    if not task.tells_right:
+        raise ValueError(
+            f"The reward function {name!r} gives scores, {len(task.values)} different values so far, and nothing says "
+            "which completions are right. Set `accuracy_threshold`: a score above it is right."
         )
-    finally:
-        getattr(reward, "close", lambda: None)()  # the workers of math-verify
-    # One that logs no answers has the whole text vote.
-    answers = next((values for name, values in columns.items() if "answer" in name), [text for _, text in rows])
-    return [
-        (None if value is None or value != value else value > 0, answer)
-        for value, answer in zip(rewards, answers, strict=True)
+    is_scored = (~rewards_BF.isnan().squeeze(1)).tolist()
+    right = task.is_right(rewards_BF).tolist()
+    answers, states_answers = find_answers([name], logged, [completion.text for _, completion in rows])
+    verdicts = zip(is_scored, right, answers, strict=True)
+    return [Verdict(is_right if scored else None, answer) for scored, is_right, answer in verdicts], states_answers
+
+
+def call_reward(
+    rows: list[tuple[Problem, Completion]],
+    reward_func: Scorer,
+    name: str,
+    trainer_state: "TrainerState | None",
+    logged: dict[str, list],
+) -> list[Any]:
+    """The rewards of completions, from a function that is called with the keywords that training passes."""
+    from transformers import TrainerState
+
+    from ..rewards.checks import NOT_PASSED_ON, with_checked_values
+
+    # A copy a completion, as in training: a reward function may change what it is given.
+    examples = [copy.deepcopy(dict(problem.row)) for problem, _ in rows]
+    keywords: dict[str, Any] = {
+        column: [example[column] for example in examples] for column in examples[0] if column not in NOT_PASSED_ON
+    }
+    keywords["prompts"] = [example["prompt"] for example in examples]
+    keywords["completions"] = [
+        completion.text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": completion.text}]
+        for problem, completion in rows
     ]
+    if all(completion.ids is not None for _, completion in rows):
+        keywords["completion_ids"] = [list(completion.ids or []) for _, completion in rows]
+    keywords["trainer_state"] = trainer_state or TrainerState()
+    keywords["log_extra"] = lambda column, values: logged.__setitem__(column, list(values))
+    keywords["log_metric"] = lambda metric, value: None
+    try:
+        returned = with_checked_values(reward_func, name)(**keywords)
+        if inspect.isawaitable(returned):
+            with ThreadPoolExecutor(1) as thread:  # this one may run a loop of its own, as a notebook's does
+                returned = thread.submit(asyncio.run, _wait_for(returned)).result()
+    finally:
+        getattr(reward_func, "close", lambda: None)()  # the workers of math-verify
+    return returned
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def warn_without_answers(
-    completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]], scorer: str | Scorer
+    completions_PK: Sequence[Sequence[Completion]], verdicts: Verdicts, scorer: str | Scorer
 ) -> None:
     """Tells an evaluation in which most answers were not found from one in which they were wrong."""
-    found = [pair for row in zip(completions_PK, verdicts_PK, strict=True) for pair in zip(*row, strict=True)]
+    if not verdicts.states_answers:
+        return
+    pairs = zip(completions_PK, verdicts.of_problems, strict=True)
+    found = [pair for row in pairs for pair in zip(*row, strict=True)]
     without = [completion for completion, verdict in found if verdict.answer is None and not verdict.correct]
     if 2 * len(without) <= len(found):
         return

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from .statistics import count_problem, problem_figures
+from .statistics import count_problem, has_votes, problem_figures
 
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _Problem(NamedTuple):
 class EvaluationScores:
     """avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems."""
 
-    # Completions come k in a row for each row of the dataset; rows with equal source and id are one problem. What
+    # Completions come k in a row for each row of the dataset; rows with equal source and key are one problem. What
     # fills the last batch, k that are not of one problem, and problems with an unscored completion are left out.
 
     def __init__(self, k: int) -> None:
@@ -39,18 +39,22 @@ class EvaluationScores:
         """Forgets an earlier evaluation; of a stream, whose `num_rows` is `None`, every list counts."""
         self._num_rows_left = num_rows
         self._problems: dict[Any, _Problem] = {}
+        self._states_answers = False
 
     def add(
         self,
         problems: Sequence[tuple[str | None, str | None]],
         answers: Sequence[str | None],
         right: Sequence[bool | None],
+        states_answers: bool = False,
     ) -> None:
         """
-        Adds the completions of one batch of all processes, in the order of their ranks: source and id of each one's
-        problem, its extracted answer, and its verdict. Any of them may be `None`; without an id the k completions are
-        those of a problem of their own. Raises `ValueError` if the lengths differ or are no multiple of k.
+        Adds the completions of one batch of all processes, in the order of their ranks: source and key of each one's
+        problem, its answer, and its verdict. Any of them may be `None`; without a key the k completions are those of
+        a problem of their own. `states_answers` says that a reward function gave the answers, so that `None` is no
+        answer. Raises `ValueError` if the lengths differ or are no multiple of k.
         """
+        self._states_answers |= states_answers
         if not len(problems) == len(answers) == len(right) or len(problems) % self.k:
             raise ValueError(
                 f"Completions come {self.k} to a problem, got {len(problems)} with {len(answers)} answers and "
@@ -62,11 +66,11 @@ class EvaluationScores:
             if self._num_rows_left is not None:
                 self._num_rows_left -= 1
             group = slice(start, start + self.k)
-            source, id_ = problems[start]
-            if set(problems[group]) != {(source, id_)}:
+            source, key = problems[start]
+            if set(problems[group]) != {(source, key)}:
                 continue
-            key = (source, id_) if id_ is not None else len(self._problems)
-            problem = self._problems.setdefault(key, _Problem(source, [], []))
+            own = (source, key) if key is not None else len(self._problems)
+            problem = self._problems.setdefault(own, _Problem(source, [], []))
             problem.right.extend(right[group])
             problem.answers.extend(answers[group])
 
@@ -84,8 +88,7 @@ class EvaluationScores:
             return {}
         figures = problem_figures([count_problem(problem.right, problem.answers) for problem in problems], self.k)
         names = [f"avg@{self.k}", f"pass@{self.k}"]
-        is_stated = [answer is not None for problem in problems for answer in problem.answers]
-        if 2 * sum(is_stated) >= len(is_stated):  # of plain answers nobody here knows which they are
+        if has_votes([answer is not None for problem in problems for answer in problem.answers], self._states_answers):
             names.append(f"maj@{self.k}")
         return {f"{name}{suffix}": float(figures[name].mean()) for name in names}
 

@@ -14,6 +14,7 @@ import random
 import ssl
 import threading
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,12 +45,13 @@ def generate_with_server(
     *,
     model: str | os.PathLike,
     base_url: str,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     concurrency: int,
     request_timeout: float,
     num_retries: int,
 ) -> None:
     """Raises `ConnectionError` if the server cannot be reached, keeps failing, or refuses a request."""
-    server = _Server(base_url, str(model), sampling, request_timeout, num_retries)
+    server = _Server(base_url, str(model), sampling, request_timeout, num_retries, chat_template_kwargs)
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         todo.put(job)
@@ -94,21 +96,28 @@ class _Server:
     """Makes the requests, and makes them again."""
 
     def __init__(
-        self, base_url: str, model: str, sampling: Sampling, request_timeout: float, num_retries: int
+        self,
+        base_url: str,
+        model: str,
+        sampling: Sampling,
+        request_timeout: float,
+        num_retries: int,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._address = base_url.rstrip("/")
         self.base_url = without_secrets(self._address)  # as it is told
         self.is_given_up = threading.Event()
         self._num_retries = num_retries
         self._first_of_reasoning = threading.Lock()  # taken by the thread that warns, and kept
-        self._fields = {
+        self._fields: dict[str, Any] = {
             "model": model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_completion_length,
         }
-        if sampling.top_k:
-            self._fields["top_k"] = sampling.top_k  # not OpenAI's own, which refuse what they do not know
+        # Not OpenAI's own, which refuse what they do not know.
+        others = {"top_k": sampling.top_k, "min_p": sampling.min_p, "chat_template_kwargs": chat_template_kwargs}
+        self._fields |= {name: value for name, value in others.items() if value}
         # Each request has a connection of its own: what a server closes while it rests would cost a try.
         headers = {"Content-Type": "application/json", "Connection": "close"}
         self._api_key = api_key = os.environ.get(API_KEY_VARIABLE, "").strip()

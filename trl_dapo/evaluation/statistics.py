@@ -54,6 +54,11 @@ def count_problem(correct: Sequence[bool | None], answers: Sequence[str | None])
     return {"num_correct": sum(right), "num_completions": len(right), "maj": _vote(answers, right)}
 
 
+def has_votes(is_stated: Sequence[bool], states_answers: bool) -> bool:
+    """Whether maj@k means anything: a scorer stated the answers, or most completions have one that anybody reads."""
+    return states_answers or 2 * sum(is_stated) >= len(is_stated)
+
+
 def problem_figures(problems: Sequence[Mapping[str, Any]], k: int) -> dict[str, np.ndarray]:
     """Every metric of an evaluation, one value a problem, from what [`count_problem`] counted."""
     # A problem that the dataset lists repeatedly has a multiple of `k` completions. pass@j is there for each power of

@@ -140,9 +140,15 @@ def check_reward_values(name: str, values: Any, num_rows: int) -> list:
     return values
 
 
-def with_checked_values(reward_func: RewardFunc, name: str) -> RewardFunc:
-    """A reward function whose values are checked whenever it is called. A reward model stays as it is."""
-    return wrap_reward(reward_func, name, then=functools.partial(check_reward_values, name))
+def with_checked_values(
+    reward_func: RewardFunc, name: str, log_extra: Callable[[str, list], None] | None = None
+) -> RewardFunc:
+    """
+    A reward function whose values are checked whenever it is called, and whose `log_extra` is also told to a second
+    one. A reward model stays as it is.
+    """
+    checked = functools.partial(check_reward_values, name)
+    return wrap_reward(reward_func, name, then=checked, log_extra=log_extra)
 
 
 def wrap_reward(
@@ -150,8 +156,12 @@ def wrap_reward(
     name: str,
     within: Callable[[], AbstractContextManager] = nullcontext,
     then: Callable[[Any, int], Any] = lambda values, num_rows: values,
+    log_extra: Callable[[str, list], None] | None = None,
 ) -> RewardFunc:
-    """A reward function that is called `within` a context, and `then` of whose values stands in their place."""
+    """
+    A reward function that is called `within` a context, and `then` of whose values stands in their place. What it
+    passes to `log_extra` is passed to this one as well.
+    """
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
     own: Any = reward_func
@@ -159,13 +169,24 @@ def wrap_reward(
     while isinstance(inner, functools.partial):
         inner = inner.func
 
+    def listening(kwargs: dict[str, Any]) -> dict[str, Any]:
+        if log_extra is None or "log_extra" not in kwargs:
+            return kwargs
+        log = kwargs["log_extra"]
+
+        def tell_both(column: str, values: list) -> None:
+            log_extra(column, list(values))
+            log(column, values)
+
+        return {**kwargs, "log_extra": tell_both}
+
     async def awaited(*, completions: list, **kwargs: Any) -> Any:
         with within():
-            return then(await own(completions=completions, **kwargs), len(completions))
+            return then(await own(completions=completions, **listening(kwargs)), len(completions))
 
     def called(*, completions: list, **kwargs: Any) -> Any:
         with within():
-            return then(own(completions=completions, **kwargs), len(completions))
+            return then(own(completions=completions, **listening(kwargs)), len(completions))
 
     is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
     wrapped: Any = awaited if is_async else called  # functions may have any attribute

@@ -329,3 +329,6 @@ def math_verify_reward(
     what is of no kind that can be read, `RuntimeError` if no worker can be started.
     """
     return _default(completions, solution, **kwargs)
+
+
+math_verify_reward.close = _default.close  # type: ignore[attr-defined]  # of whoever does not need its workers any more

@@ -26,6 +26,11 @@ def prompt_name(example: Mapping[str, Any]) -> str:
         source = example.get("source")
         name = str(example["id"]) if source is None else f"{source}/{example['id']}"
         return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
+    return content_digest(example)
+
+
+def content_digest(example: Mapping[str, Any]) -> str:
+    """A hash of every column of a row, the same in every process: equal rows are repeats of one problem."""
     try:
         return digest(json.dumps(example, sort_keys=True, default=_plain))
     except TypeError:  # of keys that JSON has no word for
