@@ -47,7 +47,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
         settings: dict[str, Any] = {"help": described[name].text.replace("%", "%%") if described else ""}
         if parameter.default in (None, inspect.Parameter.empty):
             settings |= {"default": argparse.SUPPRESS, "required": parameter.default is not None}
-            settings["type"] = int if name == "limit" else str
+            settings["type"] = {"limit": int, "accuracy_threshold": float}.get(name, str)
         else:
             settings |= {"default": parameter.default, "type": type(parameter.default)}
             settings["help"] += " (default: %(default)s)"
@@ -81,7 +81,8 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     k = summary["settings"]["k"]
-    metrics, bounds = [f"avg@{k}", f"pass@{k}", f"maj@{k}"], ("mean", "low", "high")
+    metrics = [name for name in (f"avg@{k}", f"pass@{k}", f"maj@{k}") if name in summary["metrics"]]
+    bounds = ("mean", "low", "high")
     table = _table("source", "problems", *metrics, "length", "cut off")
     sources = summary["sources"]
     for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", summary)]:
@@ -114,7 +115,8 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
         if source == "all" or not in_brief:
             table.add_section()
         for metric in [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]:
-            values = figures["metrics"][metric]
+            if (values := figures["metrics"].get(metric)) is None:  # where nothing states answers, there is no maj@k
+                continue
             mean, low, high = (100 * values["difference"][bound] for bound in ("mean", "low", "high"))
             is_equal_somewhere |= not values["num_differing"]
             table.add_row(
@@ -188,11 +190,13 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     _refuse_other_problems((base, trained), found)
     keys = list(found[0])
     figures = [problem_figures([problems[key] for key in keys], k) for problems in found]
+    known = [set(summary.get("metrics", figures[0])) for summary in summaries]
+    names = [name for name in figures[0] if all(name in of_summary for of_summary in known)]
 
     def differences(source: str | None) -> dict[str, Any]:
         chosen = np.array([source in (None, key[0]) for key in keys])
         metrics = {}
-        for name in figures[0]:
+        for name in names:
             before, after = (values[name][chosen] for values in figures)
             metrics[name] = {
                 "base": float(before.mean()),

@@ -186,7 +186,7 @@ def _reward_verdicts(
         )
     is_scored = (~rewards_BF.isnan().squeeze(1)).tolist()
     right = task.is_right(rewards_BF).tolist()
-    answers, states_answers = find_answers([name], logged, [completion.text for _, completion in rows])
+    answers, states_answers = find_answers([name_of(reward_func)], logged, [completion.text for _, completion in rows])
     verdicts = zip(is_scored, right, answers, strict=True)
     return [Verdict(is_right if scored else None, answer) for scored, is_right, answer in verdicts], states_answers
 
