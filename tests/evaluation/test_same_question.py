@@ -267,7 +267,8 @@ def test_training_and_the_command_ask_and_score_the_same(case, tmp_path, monkeyp
 
     command = ["eval", "--model", folder, "--dataset", f"held_out.{how['kind']}", "--output_dir", "out", *options]
     command += ["--k", str(K), "--scorer", reward, "--top_p", "1", "--max_completion_length", "16"]
-    command += [word for name in ("offset", "limit", "min_p") if name in how for word in (f"--{name}", str(how[name]))]
+    for name in ("offset", "limit", "min_p"):
+        command += [f"--{name}", str(how[name])] if name in how else []
     command += ["--batch_size", str(K * len(rows))]
     if "threshold" in how:
         command += ["--accuracy_threshold", str(how["threshold"])]
