@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of evaluations during training: every problem counts once, and nothing is left of another evaluation."""
 
+import PIL.Image
 import pytest
 from datasets import Dataset
 from evaluations import asked
@@ -9,7 +10,7 @@ from helpers import ScriptedTrainer, number, prompts, tiny_config
 from transformers import TrainerCallback
 
 from trl_dapo.evaluation import EvaluationScores, evaluate
-from trl_dapo.sampling.example_names import problem_id
+from trl_dapo.sampling.example_names import problem_id, problem_key
 
 
 def is_seven(completions, **kwargs):
@@ -62,6 +63,17 @@ def test_a_problem_has_its_id_and_none_is_no_id():
 def test_a_source_that_is_no_name_tells_no_scores_apart(tiny_model, tmp_path, sources):
     trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
     assert scores_of(trainer.evaluate(prompts(3, source=sources))) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+
+
+def test_prompts_that_share_an_id_are_problems_of_their_own_and_repeats_are_one(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
+    assert scores_of(trainer.evaluate(prompts(3, id=["sums"] * 3))) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+    twice = prompts(3, id=["sums"] * 3).select([0, 1, 2, 0])
+    assert scores_of(trainer.evaluate(twice)) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+    image = {"prompt": "What is this?", "id": "cats"}
+    first, second = (problem_key(image | {"image": PIL.Image.new("RGB", (2, 2), color)}) for color in ("red", "blue"))
+    assert first != second
+    assert first == problem_key(image | {"image": PIL.Image.new("RGB", (2, 2), "red"), "solution": "a cat"})
 
 
 def test_prompts_with_an_image_and_no_id_are_not_taken_for_one_another():

@@ -38,7 +38,7 @@ from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
 from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
-from ..sampling.example_names import problem_id, problem_source
+from ..sampling.example_names import has_id, problem_key, problem_source, prompt_name
 from ..sampling.rounds import Recorded, Rows
 from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
@@ -316,9 +316,14 @@ class EvaluationSeam(RecordReplay):
         if not self._task.tells_right:
             return []
         answers = [stated_answer(completion_text(text)) for text in completions]
-        # What an environment asks stands in other columns than the prompt.
-        ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
+        ids = [self._problem_key(example) for example in inputs]
         return list(zip([problem_source(example) for example in inputs], ids, answers, strict=True))
+
+    def _problem_key(self, example: dict) -> str | None:
+        if not self.environment_factories:
+            return problem_key(example)
+        # What an environment asks stands in other columns than the prompt.
+        return prompt_name(example) if has_id(example) else None
 
     def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""

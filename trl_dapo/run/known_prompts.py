@@ -3,9 +3,10 @@
 """What was seen of the training prompts before a run: by an evaluation, in an earlier run, or up to a checkpoint."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
-from ..sampling.example_names import problem_id
+from ..sampling.example_names import has_id, problem_id
 from ..sampling.prompt_memory import PromptMemory
 from ..sampling.sampler import Sampler
 from .checkpoint import MEMORY_NAME, STATE_NAME
@@ -28,9 +29,12 @@ def learn_from(folder: str, sampler: Sampler) -> str:
     elif (path / EVALUATED).is_file() and rows:
         problems = json.loads((path / EVALUATED).read_text())["problems"]
         found = {(p["source"], p["id"]): (p["num_correct"], p["num_completions"]) for p in problems}
-        for name, row in rows.items():
-            if looked := found.get((str(row.get("source") or "dataset"), problem_id(row))):
-                memory.update(name, *looked, step=0)
+        problems_of = {name: (str(row.get("source") or "dataset"), problem_id(row)) for name, row in rows.items()}
+        num_named = Counter(problems_of[name] for name, row in rows.items() if has_id(row))
+        for name, problem in problems_of.items():
+            # Of several prompts with one id nobody knows which was evaluated.
+            if problem in found and num_named[problem] <= 1:
+                memory.update(name, *found[problem], step=0)
     elif (groups := read_ledger(path)) is not None:
         for name, num_correct, num_scored in zip(
             *(groups[column].to_pylist() for column in ("prompt_id", "correct", "scored")), strict=True
