@@ -160,9 +160,7 @@ def test_scores_are_right_above_a_threshold_and_without_one_nothing_is_said_to_b
 @pytest.mark.fast
 def test_a_reward_gets_every_column_with_its_own_type_and_what_training_passes_and_may_change_them():
     def reward(prompts, completions, completion_ids, trainer_state, log_metric, **kwargs):
-        seen.append(
-            (prompts, completions, completion_ids, kwargs["golds"], kwargs["level"], trainer_state.global_step)
-        )
+        seen.append((prompts, completions, completion_ids, kwargs["golds"], trainer_state.global_step))
         assert "prompt" not in kwargs
         kwargs["golds"][0].append("4")
         log_metric("seen", 1.0)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of evaluations during training: every problem counts once, and nothing is left of another evaluation."""
 
+import PIL.Image
 import pytest
 from datasets import Dataset
 from evaluations import asked
@@ -9,7 +10,7 @@ from helpers import ScriptedTrainer, number, prompts, tiny_config
 from transformers import TrainerCallback
 
 from trl_dapo.evaluation import EvaluationScores, evaluate
-from trl_dapo.sampling.example_names import problem_id
+from trl_dapo.sampling.example_names import content_digest, problem_id
 
 
 def is_seven(completions, **kwargs):
@@ -62,6 +63,31 @@ def test_a_problem_has_its_id_and_none_is_no_id():
 def test_a_source_that_is_no_name_tells_no_scores_apart(tiny_model, tmp_path, sources):
     trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
     assert scores_of(trainer.evaluate(prompts(3, source=sources))) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+
+
+def test_prompts_that_share_an_id_are_problems_of_their_own_and_repeats_are_one(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
+    assert scores_of(trainer.evaluate(prompts(3, id=["sums"] * 3))) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+    twice = prompts(3, id=["sums"] * 3).select([0, 1, 2, 0])
+    assert scores_of(trainer.evaluate(twice)) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+
+
+def test_one_prompt_with_two_golds_is_two_problems_and_the_same_row_twice_is_one(tiny_model, tmp_path):
+    def is_gold(completions, solution, **kwargs):
+        return [float(text.endswith(gold)) for text, gold in zip(completions, solution, strict=True)]
+
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7777"), is_gold)
+    rows = Dataset.from_dict({"prompt": ["prompt 0:"] * 3, "solution": ["7", "3", "3"]})
+    # One problem is always solved, the other never.
+    assert scores_of(trainer.evaluate(rows)) == {"avg@4": 0.5, "pass@4": 0.5, "maj@4": 0.5}
+
+
+def test_equal_rows_are_one_problem_also_with_an_image_and_other_images_make_others():
+    row = {"prompt": "What is this?", "id": "cats"}
+    red, again, blue = (
+        content_digest(row | {"image": PIL.Image.new("RGB", (2, 2), c)}) for c in ("red", "red", "blue")
+    )
+    assert red == again != blue
 
 
 def test_prompts_with_an_image_and_no_id_are_not_taken_for_one_another():

@@ -467,6 +467,16 @@ def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all(
     assert figures.by_source["a"] == (list(range(1, 11)), [1.0] * 5 + [0.0] * 5)
 
 
+def test_prompts_are_shown_by_their_id_alone_if_no_other_has_it():
+    one, two, three = "1 #" + "a" * 16, "sums #" + "b" * 16, "sums #" + "c" * 16
+    text = {"prompt": "1+1", "completions": ["2"] * 4}
+    figures = summarize_groups(
+        ledger_of(group(0, one, 1, **text), group(0, two, 0, "all_wrong", **text), group(1, three, 2, **text))
+    )
+    assert [prompt["prompt_id"] for prompt in figures.hardest] == [two, "1", three]
+    assert [opened["prompt_id"] for opened in figures.opened] == [two, "1", three]
+
+
 def test_hardest_and_easiest_prompts_are_those_with_most_evidence():
     rows = [group(0, "never, once", 0), group(0, "always, once", 4), group(0, "half", 2)]
     rows += [group(i, "never, twice", 0) for i in range(2)] + [group(i, "always, twice", 4) for i in range(2)]

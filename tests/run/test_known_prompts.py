@@ -60,6 +60,14 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
 
 
+def test_an_evaluation_teaches_nothing_of_an_id_that_several_training_prompts_have(tmp_path):
+    """Of two datasets put together, each numbered from 0, nobody knows which one was evaluated."""
+    made = sampler(Dataset.from_list([row | {"id": i} for i, row in zip([0, 0, 1, 2], ROWS, strict=True)]))
+    folder = evaluation(tmp_path, [asked(ROWS[0] | {"id": i}, 4) for i in range(3)])
+    assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
+    assert made.memory.prompts == {*names(made)[2:]}
+
+
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
 def test_a_run_begins_with_what_an_earlier_one_saw(trained, tmp_path, of, capsys):
     earlier = trained("run")

@@ -226,9 +226,10 @@ def test_the_file_says_what_is_known_of_each_prompt_also_of_one_with_half_of_a_s
     wanted = ("prompt_id", "num_seen", "pass_rate", "last_step", "num_correct", "num_scored")
     assert [tuple(row[name] for name in wanted) for row in rows] == [("a", 2, 0.25, 7, 6, 24), ("b", 1, None, 4, 0, 0)]
     assert [path.name for path in tmp_path.iterdir()] == ["memory.parquet"]
-    memory.update(prompt_name({"id": "a\ud83d"}), 1, 2, step=0)
+    memory.update(broken := prompt_name({"id": "a\ud83d"}), 1, 2, step=0)
     memory.save(tmp_path / "memory.parquet")
-    assert [*PromptMemory.read(tmp_path / "memory.parquet")] == ["a", "b", r"a\ud83d"]
+    assert [*PromptMemory.read(tmp_path / "memory.parquet")] == ["a", "b", broken]
+    assert broken.startswith(r"a\ud83d #")
 
 
 def test_an_empty_memory_can_be_saved_and_takes_the_place_of_what_was_known(tmp_path):

@@ -3,10 +3,12 @@
 """One stream of prompts over passes, refills and restarts."""
 
 import json
+import re
 
 import pytest
 from datasets import Dataset, Image, IterableDataset, concatenate_datasets
 
+from trl_dapo.sampling.example_names import shown_names
 from trl_dapo.sampling.prompts import PromptStream
 
 
@@ -50,17 +52,58 @@ def test_the_seed_alone_sets_the_order(kind):
     assert taken[:50] != other.take(50)
 
 
+def shown_alone(name):
+    """What people are shown of a name whose id no other prompt has."""
+    return shown_names([name])[name]
+
+
+def shown(names):
+    return [shown_alone(name) for name in names]
+
+
 @pytest.mark.parametrize(
     ("columns", "named"),
     [
         ({"id": [10, 11, 12]}, ["10", "11", "12", "10"]),
-        ({"id": [1, 1, 2], "source": ["a", "b", None]}, ["a/1", "b/1", "2", "a/1"]),  # equal ids are two prompts
+        ({"id": [1, 1, 2], "source": ["a", "b", None]}, ["a/1", "b/1", "2", "a/1"]),
     ],
     ids=["id", "id and source"],
 )
 @both_kinds
-def test_the_id_column_names_the_prompt_beside_its_source(kind, columns, named):
-    assert ids(PromptStream(kind(3, **columns), seed=0, shuffle=False).take(4)) == named
+def test_a_name_begins_with_the_id_beside_its_source_and_is_the_same_in_every_pass(kind, columns, named):
+    names = ids(PromptStream(kind(3, **columns), seed=0, shuffle=False).take(4))
+    assert shown(names) == named
+    assert names[3] == names[0]
+
+
+NO_IDS = {
+    "two datasets numbered from 0": {"id": [*range(20)] * 2},
+    "a category": {"id": ["algebra", "geometry", "sums", "sets"] * 10},
+    "a category in two sources": {"id": ["algebra", "sets"] * 20, "source": ["a"] * 20 + ["b"] * 20},
+    "a slash in either": {"id": ["algebra/1", "1"] * 20, "source": ["math", "math/algebra"] * 20},
+}
+
+
+@pytest.mark.parametrize("columns", NO_IDS.values(), ids=NO_IDS)
+@both_kinds
+def test_40_prompts_are_40_whatever_stands_in_the_id(kind, columns):
+    """As of 40 prompts with an id each: of two prompts with one name the memory and the ledger make one."""
+    assert len({*ids(PromptStream(kind(40, **columns), seed=0).take(40))}) == 40
+    assert len({*ids(PromptStream(kind(40, id=[*range(40)]), seed=0).take(40))}) == 40
+
+
+def test_people_are_shown_the_id_alone_if_it_names_one_prompt_and_a_hash_as_it_is():
+    named = ids(PromptStream(numbers(4, id=["a", "b", "b", None]), seed=0, shuffle=False).take(4))
+    assert [*shown_names(named).values()] == ["a", *named[1:]]
+    assert all(re.fullmatch("b #[0-9a-f]{16}", name) for name in named[1:3])
+    assert re.fullmatch("[0-9a-f]{16}", named[3])
+
+
+def test_another_dataset_that_is_numbered_from_0_too_has_other_names():
+    """A run can take over the memory of one on the other dataset."""
+    sums, products = numbers(20, id=[*range(20)]), numbers(40).select(range(20, 40)).add_column("id", [*range(20)])
+    names = [{*ids(PromptStream(dataset, seed=0).take(20))} for dataset in (sums, products)]
+    assert not names[0] & names[1]
 
 
 @pytest.mark.parametrize("missing", [None, "", float("nan")])
@@ -74,12 +117,18 @@ def test_a_prompt_without_an_id_is_named_by_its_content_in_every_pass(kind, miss
     assert len({*ids(PromptStream(kind(20), seed=0).take(20))}) == 20
 
 
-def test_a_prompt_keeps_its_name_when_the_dataset_is_reordered_or_grows():
-    names = {example["prompt"]: name for name, example in PromptStream(numbers(20), seed=0).take(20)}
-    others = [numbers(20).shuffle(seed=3), numbers(25)]
+@pytest.mark.parametrize("id_", [None, "algebra"])
+def test_a_prompt_keeps_its_name_when_the_dataset_is_reordered_or_shrinks_or_is_streamed(id_):
+    columns = {} if id_ is None else {"id": [id_] * 25}
+    names = {example["prompt"]: name for name, example in PromptStream(numbers(25, **columns), seed=0).take(25)}
+    others = [
+        numbers(25, **columns).shuffle(seed=3),
+        numbers(25, **columns).select(range(3, 20)),
+        streamed(25, **columns),
+    ]
     for dataset in others:
-        taken = PromptStream(dataset, seed=0).take(len(dataset))
-        assert {text: name for name, text in zip(ids(taken), texts(taken), strict=True) if text in names} == names
+        taken = PromptStream(dataset, seed=0).take(17)
+        assert [names[text] for text in texts(taken)] == ids(taken)
 
 
 def test_prompts_that_differ_in_their_image_only_are_told_apart_without_opening_it():
@@ -90,12 +139,26 @@ def test_prompts_that_differ_in_their_image_only_are_told_apart_without_opening_
     assert PromptStream(dataset, seed=0).order() != PromptStream(numbers(2), seed=0).order()
 
 
+def with_images(num, **columns):
+    return numbers(1, **columns).add_column("image", [None]).cast_column("image", Image()).select([0] * num)
+
+
+def test_an_id_that_several_images_share_does_not_tell_them_apart_and_one_that_each_has_alone_does():
+    shared = with_images(2, id=["cats"])
+    assert len({*ids(PromptStream(shared, seed=0).take(2))}) == 2
+    alone = with_images(3).add_column("id", [7, 8, 9])
+    names = ids(PromptStream(alone, seed=0, shuffle=False).take(3))
+    assert shown(names) == ["7", "8", "9"]
+    assert ids(PromptStream(alone.select([2, 0, 1]), seed=0, shuffle=False).take(3)) == [names[2], *names[:2]]
+
+
 @both_kinds
 def test_examples_come_with_all_their_columns_or_those_asked_for_and_are_named_by_all(kind):
     rows = kind(2, solution=["0", "2"], id=["x", "y"])
     whole, asked = (PromptStream(rows, seed=0, shuffle=False, columns=names) for names in (None, ["prompt", "image"]))
-    assert whole.take(1) == [("x", {"prompt": "What is 0 + 0?", "solution": "0", "id": "x"})]
-    assert asked.take(1) == [("x", {"prompt": "What is 0 + 0?"})]
+    [(name, example)] = whole.take(1)
+    assert (shown([name]), example) == (["x"], {"prompt": "What is 0 + 0?", "solution": "0", "id": "x"})
+    assert asked.take(1) == [(name, {"prompt": "What is 0 + 0?"})]
 
 
 def test_the_fingerprint_tells_order_and_length():
@@ -209,7 +272,7 @@ def test_passes_count_what_was_drawn():
     assert stream.passes == 0
     stream.take(2)
     assert stream.passes == 0.25
-    stream.take(10, skip=lambda prompt_id, may_skip: int(prompt_id) < 4)
+    stream.take(10, skip=lambda name, may_skip: int(shown_alone(name)) < 4)
     assert stream.passes == pytest.approx((2 + 10 + stream.num_skipped) / 8)
 
 
@@ -224,9 +287,10 @@ def test_passes_of_a_streamed_dataset_count_whole_until_its_length_is_known():
 @both_kinds
 def test_skipped_prompts_are_passed_over_and_counted(kind):
     stream = PromptStream(kind(6, id=list("abcdef")), seed=0, shuffle=False)
-    assert ids(stream.take(5, skip=lambda prompt_id, may_skip: prompt_id in "bd")) == ["a", "c", "e", "f", "a"]
+    taken = stream.take(5, skip=lambda name, may_skip: shown_alone(name) in "bd")
+    assert shown(ids(taken)) == ["a", "c", "e", "f", "a"]
     assert stream.num_skipped == 2
-    assert ids(stream.take(2)) == ["b", "c"]  # without a rule nothing is skipped
+    assert shown(ids(stream.take(2))) == ["b", "c"]  # without a rule nothing is skipped
 
 
 @both_kinds
@@ -240,7 +304,7 @@ def test_a_rule_that_skips_everything_does_not_hang(kind):
 def test_skipped_prompts_are_not_loaded():
     loaded, dataset = [], numbers(6, id=list("abcdef"))
     dataset = dataset.with_transform(lambda batch: loaded.extend(batch["prompt"]) or batch, columns=["prompt"])
-    PromptStream(dataset, seed=0, shuffle=False).take(2, skip=lambda prompt_id, may_skip: prompt_id in "abd")
+    PromptStream(dataset, seed=0, shuffle=False).take(2, skip=lambda name, may_skip: shown_alone(name) in "abd")
     assert loaded == ["What is 2 + 2?", "What is 4 + 4?"]
 
 

@@ -30,8 +30,11 @@ G = 2
 
 
 def stream(num_prompts=10_000, seed=0):
+    """Prompts whose names are their numbers, without the hash."""
     dataset = Dataset.from_dict({"prompt": [str(i) for i in range(num_prompts)], "id": list(range(num_prompts))})
-    return PromptStream(dataset, seed=seed, shuffle=False)
+    made = PromptStream(dataset, seed=seed, shuffle=False)
+    made._source._names = list(dataset["prompt"])
+    return made
 
 
 def new(target, prompts=None, num_generations=G, **options):

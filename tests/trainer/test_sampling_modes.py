@@ -24,6 +24,7 @@ from helpers import (
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.run.ledger import read_ledger
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
@@ -140,10 +141,23 @@ def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_
     assert unsolved[1] < unsolved[0]
     assert sum(log.get("dynamic_sampling/skipped_by_memory", 0) for log in remembering.state.log_history) > 0
     table = pq.read_table(tmp_path / "True" / "checkpoint-12" / "dapo_memory.parquet").to_pylist()
-    by_prompt = {int(row["prompt_id"]): row for row in table}
+    by_prompt = {number(f"prompt {row['prompt_id'].partition(' ')[0]}"): row for row in table}
     assert by_prompt[3]["pass_rate"] == 0.0
     assert by_prompt[4]["pass_rate"] == 3 / 4
     assert sum(row["num_seen"] for row in table) == len(remembering.sampled) // 4
+
+
+@pytest.mark.parametrize("ids", [list(range(12)), ["algebra", "sums", "sets"] * 4], ids=["own ids", "categories"])
+def test_each_prompt_has_a_memory_and_a_name_in_the_ledger_of_its_own_whatever_its_id(tiny_model, tmp_path, ids):
+    settings = {"shuffle_dataset": False, "dynamic_sampling_memory": True, "max_steps": 3}
+    data = {"train_dataset": prompts(12, id=ids), "script": mixed_unless_multiple_of_3}
+    trainer = ScriptedTrainer(tiny_model, right, tiny_config(tmp_path, log_groups=100, **settings), **data)
+    trainer.train()
+    sampled = {number(text) for text in trainer.sampled}
+    assert sampled == {*range(12)}  # a pass samples all of them, of which a third are never solved
+    assert len(trainer._sampler.memory.prompts) == 12
+    texts = {row["prompt_id"]: {row["prompt"]} for row in read_ledger(tmp_path).to_pylist() if row["prompt"]}
+    assert len(texts) == 12
 
 
 def test_a_dataset_smaller_than_a_rollout_batch_is_refused_with_both_numbers(tiny_model, tmp_path):

@@ -17,14 +17,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..sampling.example_names import content_digest, digest, problem_id, problem_source
+from ..sampling.example_names import NO_SOURCE, content_digest, digest, id_of_prompt, problem_id, problem_source
 
 
 JOURNAL_FILE, SUMMARY_FILE = "completions.jsonl", "summary.json"
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a killed process loses nothing
 _HEADER: dict[str, Any] = {"settings": dict}
 _COMPLETION = {"problem": str, "index": int, "text": str, "length": (int, type(None)), "truncated": bool}
-NO_SOURCE = "dataset"  # what the problems of a dataset without a column `source` are listed under
 
 
 class Job(NamedTuple):
@@ -96,7 +95,7 @@ def read_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
         key = digest(json.dumps([source, own_id, row["prompt"]]), "sha256")
         num_of_key[key] += 1
         if num_of_name[source, own_id] > 1:
-            id_ = f"{id_}#{digest(json.dumps(row['prompt']), 'sha256')[:8]}"
+            id_ = id_of_prompt(row)
         if (num := num_of_key[key]) > 1:  # the same prompt, with another gold answer for instance
             key, id_ = digest(f"{key} {num}", "sha256"), f"{id_}#{num}"
         problems.append(Problem(id_, source, row, num_rows[content], key))

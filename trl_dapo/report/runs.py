@@ -22,6 +22,7 @@ from ..evaluation.jobs import SUMMARY_FILE, has_fields
 from ..run.checkpoint import last_complete_checkpoint
 from ..run.ledger import REWARDS, TEXT, as_text, choose, read_ledger
 from ..run.log import LOG_HISTORY_NAME, SETTINGS_NAME
+from ..sampling.example_names import shown_names
 
 
 STATE_NAME = "trainer_state.json"
@@ -285,7 +286,11 @@ def summarize_groups(rows: pa.Table) -> GroupFigures:
     groups["accepted"] = groups["outcome"] != "dropped"
     with_text = rows.filter(rows["completions"].is_valid())
     sources = _sources(groups)
-    hardest, easiest = _prompts(groups, with_text)
+    shown = shown_names(groups["prompt_id"].unique())
+    hardest, easiest = (
+        [prompt | {"prompt_id": shown[prompt["prompt_id"]]} for prompt in prompts]
+        for prompts in _prompts(groups, with_text)
+    )
     return GroupFigures(
         num_groups=len(groups),
         outcomes=_outcomes(groups),
@@ -293,7 +298,7 @@ def summarize_groups(rows: pa.Table) -> GroupFigures:
         by_source=_by_source(groups, [source["source"] for source in sources[:MAX_SOURCES]]),
         hardest=hardest,
         easiest=easiest,
-        opened=_opened(with_text),
+        opened=[group | {"prompt_id": shown[group["prompt_id"]]} for group in _opened(with_text)],
     )
 
 

@@ -3,9 +3,10 @@
 """What was seen of the training prompts before a run: by an evaluation, in an earlier run, or up to a checkpoint."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
-from ..sampling.example_names import problem_id
+from ..sampling.example_names import NO_SOURCE, has_id, id_of_prompt, problem_id, problem_source
 from ..sampling.prompt_memory import PromptMemory
 from ..sampling.sampler import Sampler
 from .checkpoint import MEMORY_NAME, STATE_NAME
@@ -28,8 +29,13 @@ def learn_from(folder: str, sampler: Sampler) -> str:
     elif (path / EVALUATED).is_file() and rows:
         problems = json.loads((path / EVALUATED).read_text())["problems"]
         found = {(p["source"], p["id"]): (p["num_correct"], p["num_completions"]) for p in problems}
+        problems_of = {name: (problem_source(row) or NO_SOURCE, problem_id(row)) for name, row in rows.items()}
+        num_named = Counter(problems_of[name] for name, row in rows.items() if has_id(row))
         for name, row in rows.items():
-            if looked := found.get((str(row.get("source") or "dataset"), problem_id(row))):
+            source, id_ = problems_of[name]
+            # Of an id that stands for several prompts an evaluation says which one it is, if it saw several.
+            ids = [id_of_prompt(row), *([id_] if num_named[source, id_] <= 1 else [])]
+            if looked := next((found[source, each] for each in ids if (source, each) in found), None):
                 memory.update(name, *looked, step=0)
     elif (groups := read_ledger(path)) is not None:
         for name, num_correct, num_scored in zip(

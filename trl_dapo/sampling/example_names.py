@@ -6,11 +6,15 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
 _LONGEST_SOURCE = 64  # characters; it becomes a part of a metric's name
+NO_SOURCE = "dataset"  # what an evaluation lists problems without a source under
+_BEFORE_HASH = " #"
+_NAME = re.compile(rf"{_BEFORE_HASH}[0-9a-f]{{16}}$")  # how a name ends that begins with an id
 
 
 def digest(text: str, algorithm: str = "blake2b") -> str:
@@ -21,25 +25,24 @@ def digest(text: str, algorithm: str = "blake2b") -> str:
 
 
 def prompt_name(example: Mapping[str, Any]) -> str:
-    """An example's id, with its source where it has one, or else a hash of its content."""
-    if _has_id(example):
-        source = example.get("source")
-        name = str(example["id"]) if source is None else f"{source}/{example['id']}"
-        return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
-    return content_digest(example)
+    """An example's id, if it has one, and a hash of its content: an id may be a category, or another dataset's too."""
+    if not has_id(example):
+        return content_digest(example)
+    source, id_ = example.get("source"), str(example["id"])
+    name = f"{id_ if source is None else f'{source}/{id_}'}{_BEFORE_HASH}{content_digest(example)}"
+    return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
 
 
-def content_digest(example: Mapping[str, Any]) -> str:
-    """A hash of every column of a row, the same in every process: equal rows are repeats of one problem."""
-    try:
-        return digest(json.dumps(example, sort_keys=True, default=_plain))
-    except TypeError:  # of keys that JSON has no word for
-        return digest(re.sub(r" at 0x\w+", "", repr(example)))
+def shown_names(names: Collection[str]) -> dict[str, str]:
+    """Return what people are shown for each name: the id alone if it names no other of these prompts."""
+    ids = {name: _NAME.sub("", name) for name in names}
+    num_named = Counter(ids.values())
+    return {name: id_ if num_named[id_] == 1 else name for name, id_ in ids.items()}
 
 
 def problem_id(example: Mapping[str, Any]) -> str | None:
     """A row's `id`, or a hash of its prompt; `None` where it has no prompt, or one that JSON cannot hold."""
-    if _has_id(example):
+    if has_id(example):
         return str(example["id"])
     if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
         return None
@@ -47,6 +50,11 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
         return digest(json.dumps(example["prompt"]), "sha256")
     except TypeError:
         return None
+
+
+def id_of_prompt(example: Mapping[str, Any]) -> str:
+    """A row's `problem_id` with what tells its prompt from others: its name where an id stands for several."""
+    return f"{problem_id(example)}#{digest(json.dumps(example['prompt']), 'sha256')[:8]}"
 
 
 def problem_source(example: Mapping[str, Any]) -> str | None:
@@ -57,10 +65,18 @@ def problem_source(example: Mapping[str, Any]) -> str | None:
     return str(source)
 
 
-def _has_id(example: Mapping[str, Any]) -> bool:
+def has_id(example: Mapping[str, Any]) -> bool:
     """`None` and NaN, which tables fill in, and empty text are no id."""
     id_ = example.get("id")
     return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
+
+
+def content_digest(example: Mapping[str, Any]) -> str:
+    """A hash of every column of a row, the same in every process: equal rows are repeats of one problem."""
+    try:
+        return digest(json.dumps(example, sort_keys=True, default=_plain))
+    except TypeError:  # of keys that JSON has no word for
+        return digest(re.sub(r" at 0x\w+", "", repr(example)))
 
 
 def _plain(x: Any) -> int | str:

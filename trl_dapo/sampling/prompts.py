@@ -4,13 +4,15 @@
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from datasets import Audio, Dataset, Image, IterableDataset, Video
 
-from .example_names import digest, prompt_name
+from .example_names import digest, has_id, prompt_name
 
 
 # A map-style dataset's prompts are named in blocks: one look-up a row is slow.
@@ -170,8 +172,22 @@ class _MapStyleSource:
     def names(self, indices: Sequence[int]) -> list[str]:
         new = [i for i in indices if not self._names[i]]
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
-            self._names[i] = prompt_name(example | {"row": i} if self._has_media else example)
+            needs_row = self._has_media and self._id_of(example) not in self._own_ids
+            self._names[i] = prompt_name(example | {"row": i} if needs_row else example)
         return [self._names[i] for i in indices]
+
+    @cached_property
+    def _own_ids(self) -> set[tuple[str, str]]:
+        """The ids that one row alone has, with their sources."""
+        columns = [name for name in ("id", "source") if name in self._named_by.column_names]
+        if "id" not in columns:
+            return set()
+        num_rows = Counter(self._id_of(row) for row in self._named_by.select_columns(columns) if has_id(row))
+        return {id_ for id_, num in num_rows.items() if num == 1}
+
+    @staticmethod
+    def _id_of(example: dict[str, Any]) -> tuple[str, str]:
+        return str(example.get("source")), str(example.get("id"))
 
     def rows_by_name(self, columns: Collection[str]) -> dict[str, dict[str, Any]]:
         rows = self._named_by.select_columns([name for name in columns if name in self._named_by.column_names])
