@@ -426,6 +426,40 @@ def test_ranges_that_overlap_are_refused_and_others_are_not(write):
         refuse_overlap(train, load_math_dataset(path, offset=2, prompt_style="boxed"))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"solution": "1", "split": "test"},
+        {"solution": "1", "id": "another"},
+        {"solution": 1},
+        {"prompt": [{"role": "user", "content": "a"}], "solution": "1"},
+        {"prompt": PAPER.format("a"), "solution": "1"},
+    ],
+    ids=["split", "id", "number", "messages", "wrapped"],
+)
+def test_an_evaluation_prompt_that_is_a_training_prompt_is_refused_whatever_else_the_row_says(other):
+    train = datasets.Dataset.from_list([{"prompt": "a", "solution": "1"}, {"prompt": "b", "solution": "2"}])
+    with pytest.raises(ValueError, match=r"1 of the 1 evaluation problems are in the training set as well \(row 0\)"):
+        refuse_overlap(train, datasets.Dataset.from_list([{"prompt": "a", **other}]))
+    refuse_overlap(train, datasets.Dataset.from_list([{**other, "prompt": "c"}]))
+
+
+def test_where_one_prompt_asks_for_many_things_those_are_compared():
+    """As tasks of an environment are, whose prompt is the same."""
+    train, held_out = ([{"prompt": "Guess it.", "word": word} for word in words] for words in (["ox", "hen"], ["ass"]))
+    refuse_overlap(datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out))
+    with pytest.raises(ValueError, match="1 of the 2 evaluation problems"):
+        refuse_overlap(*map(datasets.Dataset.from_list, (train, [*held_out, {"prompt": "Guess it.", "word": "hen"}])))
+
+
+def test_text_stays_text_with_as_is_and_in_every_other_style_becomes_a_message(write):
+    path = write(sums(("a", "1")))
+    assert load_math_dataset(path, prompt_style="as_is")["prompt"][0] == "a"
+    assert load_math_dataset(path, prompt_style="boxed")["prompt"][0][0]["role"] == "user"
+    problem = write([{"problem": "a", "answer": "1"}])  # which is no prompt yet
+    assert load_math_dataset(problem, prompt_style="as_is")["prompt"][0] == [{"role": "user", "content": "a"}]
+
+
 @needs_data
 def test_dapo_math_17k_has_17243_problems_and_asks_for_an_answer_line():
     dataset = load_math_dataset("dapo_math_17k.parquet")

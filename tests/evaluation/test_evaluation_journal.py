@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from evaluations import ask, asked, sums
-from transformers import AutoModelForCausalLM
+from evaluations import ask, asked, here, mixed_prompts, sums
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import evaluation
 from trl_dapo.evaluation import evaluate
@@ -167,3 +168,46 @@ def test_a_line_that_lacks_what_a_journal_holds_is_named(tmp_path, line, number)
     path.write_text(line + "\n" if number == 1 else '{"settings": {}}\n' + line + "\n")
     with pytest.raises(ValueError, match=f"Line {number} of .* which no evaluation has written"):
         Journal(path, {})
+
+
+def saved(folder, model, template, end="<eos>"):
+    """A copy of a model with another chat template, or another token that ends a completion."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.eos_token = end
+    AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_completions_of_another_chat_template_or_end_token_are_not_scored_again(tiny_model, tmp_path):
+    """What decides on completions belongs to the settings: the old ones would count for a model that gave others."""
+    template = AutoTokenizer.from_pretrained(tiny_model).chat_template
+    model = saved(tmp_path / "model", tiny_model, template)
+    here(model, mixed_prompts(1), tmp_path / "out", k=1)
+    saved(tmp_path / "model", tiny_model, template + "Think.")
+    with pytest.raises(ValueError, match=r"holds completions of other settings: `chat_template` was '\w{16}', is now"):
+        here(model, mixed_prompts(1), tmp_path / "out", k=1)
+    here(model, sums(1), tmp_path / "plain", k=1)
+    saved(tmp_path / "model", tiny_model, template + "More.")
+    here(model, sums(1), tmp_path / "plain", k=2)  # around text no template goes
+    saved(tmp_path / "model", tiny_model, template, end=".")
+    with pytest.raises(ValueError, match=r"`eos_token_id` was \[\d+\], is now \[\d+, \d+\]"):
+        here(model, sums(1), tmp_path / "plain", k=2)
+    kept = saved(tmp_path / "kept", tiny_model, template)
+    here(kept, mixed_prompts(1), tmp_path / "kwargs", k=1)
+    with pytest.raises(ValueError, match=r"`chat_template_kwargs` was None, is now \{'a': 1\}"):
+        here(kept, mixed_prompts(1), tmp_path / "kwargs", k=1, chat_template_kwargs={"a": 1})
+
+
+def test_completions_of_an_adapters_other_base_are_not_scored_again(tiny_model, tmp_path):
+    base = saved(tmp_path / "base", tiny_model, None)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "adapter")
+    here(tmp_path / "adapter", sums(1), tmp_path / "out", k=1)
+    changed = AutoModelForCausalLM.from_pretrained(base)
+    torch.nn.init.normal_(changed.lm_head.weight)
+    changed.save_pretrained(base)
+    with pytest.raises(ValueError, match=r"other settings: `base_weights` was '\w{16}', is now '\w{16}'"):
+        here(tmp_path / "adapter", sums(1), tmp_path / "out", k=1)

@@ -137,6 +137,8 @@ def test_an_evaluation_before_the_first_step_has_scores_and_asks_once(tiny_model
 def test_two_processes_ask_as_often_and_report_what_one_batch_at_a_time_does(tiny_model, tmp_path):
     result = launch("evaluates", tiny_model, tmp_path, num_processes=2)
     assert result.returncode == 0, result.stderr[-5000:]
+    # 20 completions in batches of 2 x 6, the second of which is filled up with 4.
+    assert "so 4 are sampled twice. `eval_reward` and the other means of TRL count them twice" in result.stderr
     # 5 problems of 4 completions. In batches of 2 rows a process, each problem's rows lie in both processes.
     for rank, batch_size in itertools.product((0, 1), ("2", "6")):
         report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())[batch_size]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from datasets import Dataset
-from evaluations import Deal, ask, asked, completions, here, reply, sums
+from evaluations import Deal, ask, asked, completions, here, reply, sums, sums_of
 
 from trl_dapo.evaluation import compare, estimate_mean, evaluate
 
@@ -75,6 +75,50 @@ def test_equal_ids_of_two_sources_are_two_problems(serve, tmp_path):
     ask(serve(lambda body: "Answer: 3"), dataset, tmp_path / "trained")
     change = compare(tmp_path / "base", tmp_path / "trained")
     assert [(p["source"], p["difference"]) for p in change["gained"] + change["lost"]] == [("hard", 1), ("easy", -1)]
+
+
+def test_rows_that_share_an_id_are_problems_of_their_own_and_equal_rows_are_one(serve, tmp_path):
+    """Two datasets put together, each numbered from 0: by their ids alone 1+1 and 1+2 would be one problem."""
+    rows = [*sums(2, id=["0", "0"]), *sums(2, id=["0", "0"]).select([0])]
+    server = serve(Deal(first=["Answer: 2"] * 4, second=["Answer: 0"] * 2))
+    summary = ask(server, Dataset.from_list(rows), tmp_path, k=2)
+    # Each of them is always or never solved; the first is listed twice.
+    assert means(summary) == {"avg@2": 0.5, "pass@2": 0.5, "maj@2": 0.5}
+    assert [(p["id"][:2], p["num_correct"], p["num_completions"]) for p in summary["problems"]] == [
+        ("0#", 4, 4),
+        ("0#", 0, 2),
+    ]
+    assert len({problem["id"] for problem in summary["problems"]}) == 2
+
+
+def test_one_prompt_with_two_golds_is_two_problems_with_completions_of_their_own(serve, tmp_path):
+    dataset = sums_of([1, 1], solution=["2", "3"])
+    server = serve(Deal(first=["Answer: 2"] * 4))
+    summary = ask(server, dataset, tmp_path, k=2)
+    assert [problem["num_correct"] for problem in summary["problems"]] == [2, 0]
+    assert len(server.requests) == len({seed for _, seed in server.asked}) == 4
+
+
+def test_equal_ids_of_two_sources_draw_other_random_numbers(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums_of([1, 1], id=["0", "0"], source=[0, 1]), tmp_path, k=2)
+    assert len({seed for _, seed in server.asked}) == 4
+    assert [*json.loads((tmp_path / "summary.json").read_text())["sources"]] == ["0", "1"]
+
+
+def test_limit_and_offset_count_problems_of_which_equal_rows_are_one(serve, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"1+{i}", "label": str(1 + i)} for i in (1, 1, 2, 3, 2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def is_label(completions, label, **kwargs):
+        return [float(text == gold) for text, gold in zip(completions, label, strict=True)]
+
+    server = serve(lambda body: "2")
+    summary = ask(server, file, tmp_path / "first", k=2, limit=2, scorer=is_label)
+    assert [problem["num_completions"] for problem in summary["problems"]] == [4, 4]
+    summary = ask(server, file, tmp_path / "last", k=2, offset=2, scorer=is_label)
+    assert [problem["num_completions"] for problem in summary["problems"]] == [2]
 
 
 def test_math_verify_scores_and_leaves_out_what_it_cannot_read(serve, tmp_path):

@@ -90,6 +90,24 @@ def test_equal_rows_are_one_problem_also_with_an_image_and_other_images_make_oth
     assert red == again != blue
 
 
+def test_no_problem_is_left_out_by_a_setting_that_is_for_training(tiny_model, tmp_path):
+    answers = Answers(prompt_0="7", prompt_1="3", prompt_2="3")
+    sizes = {"per_device_eval_batch_size": 8, "dataloader_drop_last": True}  # two problems a batch
+    trainer = make(tiny_model, tmp_path, answers, **sizes)
+    assert scores_of(trainer.evaluate(prompts(3)))["avg@4"] == pytest.approx(1 / 3)
+    assert scores_of(trainer.predict(prompts(3)).metrics, "test")["avg@4"] == pytest.approx(1 / 3)
+
+
+def test_the_majority_votes_on_what_the_reward_says_is_the_answer(tiny_model, tmp_path):
+    def last_letter(completions, log_extra, **kwargs):
+        log_extra("has_answer", [True] * len(completions))
+        log_extra("last_letter_answer", [int(text[-1]) for text in completions])
+        return [float(text.endswith("7")) for text in completions]
+
+    trainer = make(tiny_model, tmp_path, lambda text, i: ["7", "17", "3", "4"][i % 4], last_letter)
+    assert scores_of(trainer.evaluate(prompts(1))) == {"avg@4": 0.5, "pass@4": 1.0, "maj@4": 1.0}
+
+
 def test_prompts_with_an_image_and_no_id_are_not_taken_for_one_another():
     assert problem_id({"prompt": "What is this?", "image": object()}) is None
     assert problem_id({"prompt": "What is this?", "images": [object()]}) is None

@@ -132,6 +132,8 @@ TABLE = {
     "problems and answers": (problems(), "last_number", []),
     "problems and answers, boxed": (problems(), "last_number", ["--prompt_style", "boxed"]),
     "questions, a user's reward": (problems(problem="question"), "judge.exact", []),
+    "a folder of splits": (texts(), "judge.exact", [], {"is_folder": True}),
+    "a folder of splits, the paper's reward": (texts(), "dapo_math", [], {"is_folder": True}),
     "math-verify": (problems(), "math_verify", []),
     "a reward without columns": (texts(), "bare_number", []),
     "a minimum of the probability": (texts(), "judge.exact", [], {"min_p": 0.25}),
@@ -240,14 +242,22 @@ def test_training_and_the_command_ask_and_score_the_same(case, tmp_path, monkeyp
     (tmp_path / "judge.py").write_text(JUDGE)
     monkeypatch.delitem(sys.modules, "judge", raising=False)
     folder = model(how["template"], how["suppress"])
-    write(tmp_path / f"held_out.{how['kind']}", rows)
+    if how.get("is_folder"):  # as a dataset on the Hub
+        held_out, train = tmp_path / "data" / "test.jsonl", tmp_path / "data" / "train.jsonl"
+        train.parent.mkdir()
+        to_train, to_evaluate = ["--dataset_name", "data"], ["--dataset", "data", "--split", "test"]
+    else:
+        held_out, train = tmp_path / f"held_out.{how['kind']}", tmp_path / f"train.{how['kind']}"
+        to_train = ["--dataset_name", train.name, "--eval_dataset_name", held_out.name]
+        to_evaluate = ["--dataset", held_out.name]
+    write(held_out, rows)
     # As many rows of the same kind to train on, with other prompts.
-    write(tmp_path / f"train.{how['kind']}", json.loads(json.dumps(rows).replace(" of ", " out of ")))
+    write(train, json.loads(json.dumps(rows).replace(" of ", " out of ")))
 
     words = [
         *("--model_name_or_path", folder, "--output_dir", "run", "--use_cpu", "true", "--bf16", "false"),
         *("--dtype", "float32", "--report_to", "none", "--reward_funcs", reward, *options),
-        *("--dataset_name", f"train.{how['kind']}", "--eval_dataset_name", f"held_out.{how['kind']}"),
+        *to_train,
         *("--eval_strategy", "steps", "--per_device_eval_batch_size", str(K * len(rows))),
         *("--num_generations", str(K), "--per_device_train_batch_size", str(K), "--max_completion_length", "16"),
     ]
@@ -265,7 +275,7 @@ def test_training_and_the_command_ask_and_score_the_same(case, tmp_path, monkeyp
     vars(asked_in_training).update(copy.deepcopy(vars(asked)))
     asked.prompts.clear(), asked.settings.clear()
 
-    command = ["eval", "--model", folder, "--dataset", f"held_out.{how['kind']}", "--output_dir", "out", *options]
+    command = ["eval", "--model", folder, *to_evaluate, "--output_dir", "out", *options]
     command += ["--k", str(K), "--scorer", reward, "--top_p", "1", "--max_completion_length", "16"]
     for name in ("offset", "limit", "min_p"):
         command += [f"--{name}", str(how[name])] if name in how else []

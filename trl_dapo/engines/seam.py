@@ -292,6 +292,7 @@ class EvaluationSeam(RecordReplay):
         dataset, how_much = getattr(dataloader, "dataset", None), ""
         if has_length(dataset):
             how_much = f"{len(dataset)} prompts x {self.num_generations_eval} in {len(dataloader)} batches"
+            self._tell_counted_twice(len(dataset) * self.num_generations_eval)
         self._scores.begin(len(dataset) if has_length(dataset) else None)
         self._metrics["eval"].clear()
         if self._engine_schedules and not (
@@ -311,6 +312,17 @@ class EvaluationSeam(RecordReplay):
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
+
+    def _tell_counted_twice(self, num_completions: int) -> None:
+        """Says which figures of TRL count what fills the last batch of several processes."""
+        num_processes = self.accelerator.num_processes
+        per_batch = self.args.per_device_eval_batch_size * num_processes
+        if num_processes > 1 and num_completions % per_batch and self.accelerator.is_main_process:
+            logger.warning_once(
+                f"An evaluation of {num_completions} completions fills no whole number of batches of {per_batch}, so "
+                f"{-num_completions % per_batch} are sampled twice. `eval_reward` and the other means of TRL count "
+                f"them twice; avg@k, pass@k and maj@k do not."
+            )
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
         """Source, content and completion of each row of a batch, asked before a reward function can change it."""

@@ -117,14 +117,14 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
         for metric in [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]:
             if (values := figures["metrics"].get(metric)) is None:  # where nothing states answers, there is no maj@k
                 continue
-            mean, low, high = (100 * values["difference"][bound] for bound in ("mean", "low", "high"))
+            mean, low, high = (values["difference"][bound] for bound in ("mean", "low", "high"))
             is_equal_somewhere |= not values["num_differing"]
             table.add_row(
                 escape(source),
                 metric,
                 f"{values['base']:.1%}",
                 f"{values['trained']:.1%}",
-                f"{mean:+.1f} \\[{low:+.1f}, {high:+.1f}]",
+                f"{_in_points(mean)} \\[{_in_points(low)}, {_in_points(high)}]",
                 "up" if low > 0 else "down" if high < 0 else "unclear" if values["num_differing"] else "all equal",
             )
     if not in_brief:
@@ -144,13 +144,18 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     is_cut = console.is_terminal  # one line, cut off at its end; in a file the whole of it
     for verb in ("gained", "lost"):
         problems = change[verb]
-        points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
-        console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
+        share = sum(problem["difference"] for problem in problems) / change["num_problems"]
+        console.print(f"{len(problems)} problems {verb}: {_in_points(share)} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
             line = Text(f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}")
             console.print(line, no_wrap=True, overflow="ellipsis", crop=is_cut, soft_wrap=not is_cut)
         if len(problems) > _LISTED_PROBLEMS:
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
+
+
+def _in_points(share: float) -> str:
+    """A difference of shares in points. What is exactly between two tenths is rounded alike, whatever was added up."""
+    return f"{round(round(100 * share, 9), 1) + 0.0:+.1f}"
 
 
 def _table(*columns: str, left: Sequence[str] = ("source",)) -> Table:
