@@ -453,7 +453,7 @@ def test_where_one_prompt_asks_for_many_things_those_are_compared():
 
 
 def test_text_stays_text_with_as_is_and_in_every_other_style_becomes_a_message(write):
-    path = write(sums(("a", "1")))
+    path = write([{"prompt": "a", "solution": "1"}])
     assert load_math_dataset(path, prompt_style="as_is")["prompt"][0] == "a"
     assert load_math_dataset(path, prompt_style="boxed")["prompt"][0][0]["role"] == "user"
     problem = write([{"problem": "a", "answer": "1"}])  # which is no prompt yet

@@ -105,3 +105,11 @@ def test_a_reader_that_has_read_enough_is_no_mistake(command):
     result = python(f"sys.exit(cli.main({command.split()}))", stdout=write_end)
     os.close(write_end)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["output", "error"])
+def test_a_command_runs_with_its_standard_output_or_error_closed(tmp_path, number):
+    command = f"{shlex.quote(sys.executable)} -m trl_dapo.cli new task {number}>&-"
+    result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "task" / "recipe.yaml").is_file()

@@ -26,6 +26,7 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell says it of a program that Ctrl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns 0, 2 after a mistake, 3 where rollouts found nothing, 130 after Ctrl-C, or 141."""
+    _replace_closed_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -36,6 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while a command is still being imported; later it says more
         print("trl-dapo: stopped before it began.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _replace_closed_streams() -> None:
+    """Where a shell has closed standard output or error (`>&-`), what is printed goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # for as long as the process lives
 
 
 def _run(argv: list[str]) -> int:
