@@ -224,7 +224,10 @@ def make_sampler(
 
 def some_examples(dataset: Any, columns: Collection[str] | None) -> list[dict]:
     """The first row, and the middle and last one where rows have places, with these columns."""
-    rows = [*islice(dataset, 1)]
-    if has_length(dataset) and hasattr(dataset, "__getitem__"):
-        rows += [dataset[i] for i in sorted({len(dataset) // 2, len(dataset) - 1}) if i > 0]
+    if has_length(dataset) and hasattr(dataset, "__getitems__"):
+        rows = dataset.__getitems__(sorted({0, len(dataset) // 2, len(dataset) - 1}))  # as a data loader reads them
+    else:
+        rows = [*islice(dataset, 1)]
+        if has_length(dataset) and hasattr(dataset, "__getitem__"):
+            rows += [dataset[i] for i in sorted({len(dataset) // 2, len(dataset) - 1}) if i > 0]
     return [{name: x for name, x in row.items() if columns is None or name in columns} for row in rows]

@@ -342,8 +342,8 @@ def _has_prompts(path_or_hub_id: str | os.PathLike, split: str, name: str | None
 
 
 def plain_rows(dataset: Any) -> Any:
-    """A dataset with examples of plain values, where its format makes a table of each."""
-    is_table = isinstance(dataset, datasets.Dataset) and dataset.format["type"] in ("arrow", "pandas", "polars")
+    """A dataset with examples of plain values, where its format makes a table of each and of any number of them."""
+    is_table = isinstance(dataset, datasets.Dataset) and dataset.format["type"] in ("arrow", "polars")
     return dataset.with_format(None, columns=dataset.format["columns"]) if is_table else dataset
 
 

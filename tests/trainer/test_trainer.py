@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -177,6 +178,24 @@ def test_a_dataset_whose_format_makes_a_table_of_each_example_trains_as_any_othe
         return rows
 
     assert seen(prompts(24).with_format(kind)) == seen(prompts(24)) != []
+
+
+def test_rewards_get_the_types_of_grpo_trainer_from_a_pandas_dataset(tiny_model, tmp_path):
+    def types_with(trainer_class, config_class):
+        seen = []
+
+        def sees(completions, level, golds, **kwargs):
+            seen.append((type(level[0]), type(golds[0])))
+            return [float(i % 2) for i in range(len(completions))]
+
+        data = prompts(24, level=range(24), golds=[["a", "b"]] * 24).with_format("pandas")
+        sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 2, "max_steps": 1}
+        runs = {"report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True}
+        args = config_class(str(tmp_path / config_class.__name__), **sizes, **runs, gradient_checkpointing=False)
+        trainer_class(tiny_model, sees, args, train_dataset=data).train()
+        return {*seen}
+
+    assert types_with(DAPOTrainer, DAPOConfig) == types_with(GRPOTrainer, GRPOConfig) == {(np.int64, np.ndarray)}
 
 
 def test_a_users_rule_that_cannot_be_called_is_refused(tiny_model, tmp_path):

@@ -79,6 +79,8 @@ def content_digest(example: Mapping[str, Any]) -> str:
         return digest(re.sub(r" at 0x\w+", "", repr(example)))
 
 
-def _plain(x: Any) -> int | str:
+def _plain(x: Any) -> Any:
     """What stands in a hash for a value that JSON has no word for; not its address, which differs from run to run."""
+    if str(getattr(x, "dtype", "")) == "object":  # an array of texts, as pandas has them
+        return x.tolist()
     return int(digest(x.tobytes().hex()), 16) if hasattr(x, "tobytes") else re.sub(r" at 0x\w+", "", str(x))
