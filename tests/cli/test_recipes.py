@@ -27,9 +27,10 @@ from trl.rewards import think_format_reward
 from trl_dapo.cli import processes
 from trl_dapo.cli.commands import _make_parser
 from trl_dapo.cli.tiny import digit_reward
-from trl_dapo.cli.train import REWARDS, launch, make_parser
+from trl_dapo.cli.train import launch, make_parser
 from trl_dapo.evaluation.scorers import STYLES
 from trl_dapo.plan import plan
+from trl_dapo.rewards.names import REWARD_FUNCS
 from trl_dapo.settings.recipe_files import find_accelerate_config
 
 
@@ -215,7 +216,7 @@ def shrink(recipe: Path, folder: Path) -> list[str]:
     copy = folder / recipe.name  # what is refused without vLLM cannot be overridden
     copy.write_text(re.sub(r"^vllm_lora_sync: .*\n", "", recipe.read_text(), flags=re.MULTILINE))
     command = ["--config", str(copy), "--output_dir", str(folder / "out"), *SMALL]
-    names = [{**REWARDS, **DOTTED_REWARDS}[name].__name__ for name in settings["reward_funcs"]]
+    names = [{**REWARD_FUNCS, **DOTTED_REWARDS}[name].__name__ for name in settings["reward_funcs"]]
     sys.modules.pop("letters", None)  # of another recipe's names
     (folder / "letters.py").write_text("".join(LETTERS.format(name=name) for name in names))
     command += ["--reward_funcs", *(f"letters.{name}" for name in names)]

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from trl_dapo import DAPOConfig
-from trl_dapo.cli.train import REWARDS, TOOLS, LaunchArguments, make_parser
+from trl_dapo.cli.train import TOOLS, LaunchArguments, make_parser
+from trl_dapo.rewards.names import REWARD_FUNCS
 from trl_dapo.settings.help import Entry, help_from_docstring, read_fields
 
 
@@ -72,7 +73,7 @@ def test_every_field_that_the_command_line_takes_shows_its_entry_and_its_default
 
 def test_help_of_the_command_line_names_rewards_and_tools_and_ends_with_defaults():
     shown = " ".join(make_parser().format_help().split())
-    for name in (*REWARDS, *TOOLS):
+    for name in (*REWARD_FUNCS, *TOOLS):
         assert f"`{name}`" in shown
     assert "Prompts of a rollout batch; the paper: 512." in shown
     assert "A completion is right if its task reward exceeds this. (default: 0.0)" in shown
