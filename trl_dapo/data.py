@@ -454,8 +454,13 @@ def _nearest(path: Path) -> str:
 
 
 def _hub_dataset(hub_id: str, split: str, name: str | None) -> datasets.Dataset:
-    with naming_missing_data(hub_id):
-        return datasets.load_dataset(hub_id, name, split=split)
+    try:
+        with naming_missing_data(hub_id):
+            return datasets.load_dataset(hub_id, name, split=split)
+    except ValueError as error:
+        if "Unknown split" not in str(error):
+            raise
+        raise ValueError(f"The dataset has no split {split!r}: {error}") from None
 
 
 def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:

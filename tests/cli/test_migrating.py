@@ -125,7 +125,7 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
     [
         ("seed: 1\nseed: 2", "names `seed` twice, again in line 7. Leave out one."),
         ("learning_rat: 1\nqqq: 1", "that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`."),
-        ("eval_strategy: steps\ndataset_test_split: dev", "The dataset has no split 'dev'. `dataset_"),
+        ("eval_strategy: steps\ndataset_test_split: dev", "The dataset has no split 'dev'"),
         ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` is for rows that are taken"),
         ("reward_funcs: [accurate_reward]", "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
         ("3: 4", "has `3`, which names no field, in line 6."),
@@ -179,13 +179,15 @@ def test_values_that_mean_one_thing_are_taken_as_it(command, sums, made):
     assert (trainer.args.eval_strategy, trainer.args.run_name) == ("no", "2026")
 
 
-def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command, sums, made):
-    assert launch(command(ONE_DATASET, "--dataset_name", sums, "--dataset_limit", "4")) == 2  # a folder is no file
-    file = f"{sums}/train.jsonl"
-    assert launch(command(ONE_DATASET, "--dataset_name", file, "--prompt_style", "boxed", "--dataset_limit=4")) == 0
-    (prompt,) = made[0].train_dataset[3]["prompt"]
+@pytest.mark.parametrize("file", ["", "/train.jsonl"], ids=["folder", "file"])
+def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command, sums, made, file):
+    assert launch(command(ONE_DATASET, "--dataset_name", sums + file, "--dataset_limit", "4")) == 0
+    assert made[0].train_dataset.to_list() == SUMS[:4]  # as they are, for a reward of TRL
+    style = ["--prompt_style", "boxed", "--dataset_limit=4"]
+    assert launch(command(ONE_DATASET, "--dataset_name", sums + file, *style)) == 0
+    (prompt,) = made[1].train_dataset[3]["prompt"]
     assert prompt["content"].startswith("3 + 3?\n\nPlease reason step by step")
-    assert made[0].train_dataset["solution"][:] == ["0", "2", "4", "6"]
+    assert made[1].train_dataset["solution"][:] == ["0", "2", "4", "6"]
 
 
 def test_the_page_about_migrating_names_the_fields_that_say_how_problems_are_read():

@@ -28,9 +28,8 @@ from trl_dapo.cli import processes
 from trl_dapo.cli.commands import _make_parser
 from trl_dapo.cli.tiny import digit_reward
 from trl_dapo.cli.train import launch, make_parser
-from trl_dapo.evaluation.scorers import STYLES
 from trl_dapo.plan import plan
-from trl_dapo.rewards.names import REWARD_FUNCS
+from trl_dapo.rewards.names import REWARD_FUNCS, default_prompt_style
 from trl_dapo.settings.recipe_files import find_accelerate_config
 
 
@@ -118,7 +117,10 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
     assert _make_parser().parse_args(compare[1:]).trained == evaluate.output_dir
     # The evaluation stops where the rollouts do, and asks as they ask.
     assert evaluate.max_completion_length == settings["max_completion_length"]
-    assert getattr(evaluate, "prompt_style", STYLES.get(evaluate.scorer)) == settings["prompt_style"]
+    style = default_prompt_style([REWARD_FUNCS[evaluate.scorer]])
+    assert getattr(evaluate, "prompt_style", style) == settings["prompt_style"]
+    template = settings.get("chat_template_kwargs") or {}
+    assert json.loads(getattr(evaluate, "chat_template_kwargs", "{}")) == template
 
 
 @each_recipe

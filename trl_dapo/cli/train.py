@@ -47,6 +47,8 @@ WAYS_OUT = {
     "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
     "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
     "`num_generations_eval`, which is `num_generations` where it is not set.",
+    "The dataset has no split": "`dataset_train_split` and `dataset_test_split` name its splits; without one to evaluate "
+    "on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
@@ -337,10 +339,7 @@ def trainer_arguments(
     except KeyError as error:
         if (split := error.args[0]) not in (launch_args.dataset_train_split, launch_args.dataset_test_split):
             raise
-        raise ValueError(
-            f"The dataset has no split {split!r}. `dataset_train_split` and `dataset_test_split` name its splits; "
-            "without one to evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`."
-        ) from None
+        raise ValueError(f"The dataset has no split {split!r}.") from None
     if problems:
         given["train_dataset"], given["eval_dataset"] = problems
     if training_args.eval_on_start and given["eval_dataset"] is None:
@@ -405,13 +404,14 @@ def load_datasets(
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The prompts of training, and those of evaluations: another dataset's, or on the Hub another split's."""
     eval_name, eval_split = launch_args.eval_dataset_name, launch_args.eval_dataset_split
+    is_file = data.is_file_name(launch_args.dataset_name or "")
     for name, off in (("eval_strategy", "no"), ("eval_on_start", False)):
         value = getattr(training_args, name)
-        if launch_args.eval_dataset_name is None and value != off:
-            if data.is_file_name(launch_args.dataset_name or ""):
-                value = getattr(value, "value", value)  # of an enumeration
-                raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
-            eval_name, eval_split = launch_args.dataset_name, launch_args.dataset_test_split
+        if eval_name is None and value != off and is_file:
+            value = getattr(value, "value", value)  # of an enumeration
+            raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
+    if eval_name is None and not is_file and training_args.eval_strategy != "no":
+        eval_name, eval_split = launch_args.dataset_name, launch_args.dataset_test_split
     train_dataset = _load_dataset(launch_args, "", launch_args.dataset_name, launch_args.dataset_train_split)
     if eval_name is None:
         return train_dataset, None
