@@ -28,7 +28,8 @@ from helpers import (
 )
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.run.checkpoint import last_complete_checkpoint, rule_of
+from trl_dapo.run.checkpoint import RANK_NAME, last_complete_checkpoint, rule_of
+from trl_dapo.sampling.prompts import FINGERPRINT_ROWS
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
@@ -512,16 +513,33 @@ def test_what_is_half_asked_is_kept_whatever_its_columns_hold(tiny_model, tmp_pa
 
 
 def test_what_is_half_asked_of_a_prompt_that_is_another_now_is_left_behind_and_said(tiny_model, tmp_path, caplog):
-    """Its id and its place are the same; the next prompts come as before."""
+    """Its id and its place are the same, and it is none of the rows that tell datasets apart."""
 
-    def run(text, checkpoint=None):
-        rows = [{"id": i, "prompt": f"{text} {i}:"} for i in range(12)]
+    def run(odd, checkpoint=None):
+        rows = [{"id": i, "prompt": f"{odd if i % 2 else 'prompt'} {i}:"} for i in range(2 * FINGERPRINT_ROWS)]
         args = tiny_config(tmp_path, max_steps=4, **HALF)
         trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=Dataset.from_list(rows))
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 
     log = next(log for log in run("prompt").state.log_history[:3] if num_half(log))
-    run("question", str(tmp_path / f"checkpoint-{log['step']}"))
-    said = f"holds half of {num_half(log)} groups whose examples are not found again: they are left behind"
+    checkpoint = tmp_path / f"checkpoint-{log['step']}"
+    half = torch.load(checkpoint / RANK_NAME.format(0), weights_only=True)["carried"]["half"]
+    changed = [name for _, _, name, *_ in half if int(name.partition(" ")[0]) % 2]
+    assert changed
+    run("question", str(checkpoint))
+    said = f"holds half of {len(changed)} groups whose examples are not found again: they are left behind"
     assert said in caplog.text
+
+
+def test_a_dataset_of_the_same_ids_and_other_prompts_starts_a_fresh_pass_and_is_said(tiny_model, tmp_path, caplog):
+    def run(text, checkpoint=None):
+        rows = [{"id": i, "prompt": f"{text} {i}:"} for i in range(12)]
+        args = tiny_config(tmp_path, max_steps=4, **HALF)
+        trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=Dataset.from_list(rows))
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    run("prompt")
+    run("question", str(tmp_path / "checkpoint-2"))
+    assert "checkpoint-2 was written with other settings: `dataset` (" in caplog.text
+    assert "the prompts start a fresh pass" in caplog.text
