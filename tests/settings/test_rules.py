@@ -144,6 +144,10 @@ SETTINGS = [
     ({"generation_kwargs": {"stop_strings": ["x"]}}, f"{STOP_STRINGS}=['x']` {NOT_A_STOP}"),
     ({**CONTINUOUS, "generation_kwargs": {"stop_strings": "x"}}, f"{STOP_STRINGS}='x'` {NOT_A_STOP}"),
     ({**SERVER, "generation_kwargs": {"stop_strings": ["x"]}}, f"{STOP_STRINGS}=['x']` {NOT_A_STOP}"),
+    (
+        {**SERVER, "generation_kwargs": {"eos_token_id": [5]}},
+        "`generation_kwargs['eos_token_id']=[5]` is not support",
+    ),
     ({"generation_kwargs": {"stop": ["x"]}}, "`generation_kwargs['stop']=['x']` is not supported. It is vLLM's, and"),
     ({"generation_kwargs": {"stop_token_ids": [5]}}, "`generation_kwargs['stop_token_ids']=[5]` is not supported. I"),
     ({**BUDGET, "loss_type": "grpo"}, "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`"),

@@ -38,8 +38,13 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
         metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = _mean_and_std(reward_B[~reward_B.isnan()])
     lengths_B = torch.cat([round_.lengths_B for round_ in rounds]).double()
     truncated_B = torch.cat([round_.truncated_B for round_ in rounds])
+    return metrics | length_metrics(lengths_B, truncated_B)
+
+
+def length_metrics(lengths_B: Tensor, truncated_B: Tensor) -> dict[str, float]:
+    """TRL's metrics of how long completions are and which are cut off."""
+    metrics = {"completions/clipped_ratio": truncated_B.double().mean().item()}
     ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # as TRL: 0 where none ended
-    metrics["completions/clipped_ratio"] = truncated_B.double().mean().item()
     for name, values in (("", lengths_B), ("terminated_", ended_B)):
         for statistic in (torch.mean, torch.min, torch.max):
             metrics[f"completions/{statistic.__name__}_{name}length"] = statistic(values).item()

@@ -39,6 +39,8 @@ NO_GENERATION_KWARGS = {
     "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
     "stop_strings": "vLLM calls it `stop`, and transformers needs a tokenizer that `GRPOTrainer` does not hand to it. "
     "Set `use_vllm=True` and `generation_kwargs={'stop': ...}`, or leave it out",
+    "eos_token_id": "It is transformers', and vLLM does not know it. Set `generation_kwargs={'stop_token_ids': ...}`, "
+    "or leave it out",
     **dict.fromkeys(
         ("stop", "stop_token_ids"), "It is vLLM's, and transformers ignores it. Set `use_vllm=True`, or leave it out"
     ),
@@ -46,7 +48,8 @@ NO_GENERATION_KWARGS = {
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
 OF_THE_POLICY: dict[str, tuple] = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0)}
 OF_THE_POLICY |= {"repetition_penalty": (1.0, None), "vllm_structured_outputs_regex": (None,)}
-LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
+LEAVES_THE_DISTRIBUTION = {"eos_token_id", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"}
+LEAVES_THE_DISTRIBUTION |= {"skip_special_tokens"}
 DEFAULT_MAX_GEN_BATCHES, DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 10.0, 0.3, 4, 1.0
 
 
@@ -80,6 +83,8 @@ def _is_taken(s: SimpleNamespace, name: str, value: Any) -> bool:
     """Whether the engine knows the name, and still samples as many completions as it is asked for."""
     if name in ("stop", "stop_token_ids"):
         return s.use_vllm or not value
+    if name == "eos_token_id":
+        return not s.use_vllm
     if name == "stop_strings":
         return not (s.use_vllm or value)
     if s.use_vllm:  # whose server is asked for several at once
