@@ -543,3 +543,33 @@ def test_a_dataset_of_the_same_ids_and_other_prompts_starts_a_fresh_pass_and_is_
     run("question", str(tmp_path / "checkpoint-2"))
     assert "checkpoint-2 was written with other settings: `dataset` (" in caplog.text
     assert "the prompts start a fresh pass" in caplog.text
+
+
+@pytest.mark.parametrize("lacks", ["all but the model", "the optimizer"])
+def test_a_checkpoint_without_an_optimizer_says_that_it_and_the_schedule_start_again(
+    tiny_model, tmp_path, caplog, lacks
+):
+    """`save_only_model=True` saves such a checkpoint, and some delete the large file of the optimizer."""
+
+    def run(checkpoint=None):
+        settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear"}
+        settings |= {"save_only_model": lacks == "all but the model", "learning_rate": 4e-3}
+        trainer = make_trainer(tiny_model, tmp_path, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    rates = [log["learning_rate"] for log in run().state.log_history if "learning_rate" in log]
+    assert rates == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
+    if lacks == "the optimizer":
+        (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()
+    caplog.clear()
+    resumed = run(str(tmp_path / "checkpoint-2"))
+    # Of its steps 3 and 4 the schedule knows nothing: they have the rates of 1 and 2.
+    history = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
+    assert history == pytest.approx([4e-3, 3e-3, 4e-3, 3e-3])
+    assert {int(state["step"]) for state in resumed.optimizer.state.values()} == {2}
+    said = f"{tmp_path / 'checkpoint-2'} holds no optimizer, as with `save_only_model=True`: "
+    assert said + "the optimizer and the learning-rate schedule start again" in caplog.text
+    assert "not written by DAPOTrainer" not in caplog.text
+    assert "optimizer are resumed" not in caplog.text
+    assert ("prompts start a fresh pass" in caplog.text) == (lacks == "all but the model")

@@ -220,7 +220,7 @@ def advise(rollout: Rollout) -> str:
     return ""
 
 
-def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str | None:
+def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
     """What of a checkpoint does not fit a run and is left behind; `None` where nothing is."""
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
@@ -230,5 +230,4 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
         lost.append("the prompts start a fresh pass")
     if not lost:
         return None
-    resumed = f"Weights and optimizer are resumed; {' and '.join(lost)}"
-    return f"{folder} was written with other settings: {settings}. {resumed}."
+    return f"{folder} was written with other settings: {settings}. {resumed}; {' and '.join(lost)}."
