@@ -194,7 +194,7 @@ class RecordReplay(UpdatePhase):
         """Settle where completions end, and make what samples ahead: evaluation batches, groups for later rollouts."""
         kwargs = read_mapping("generation_kwargs", self.args.generation_kwargs) or {}
         if not self.use_vllm:
-            add_end_tokens(self, kwargs.get("eos_token_id"))
+            add_end_tokens(self, kwargs.get("eos_token_id"), self._tokenizer.eos_token_id)
         self._stops = Stops(
             self._tokenizer,
             ends=end_tokens(self, self._tokenizer.eos_token_id),
@@ -482,7 +482,8 @@ class Checkpoints(EvaluationSeam):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if len(getattr(self.model, "peft_config", ())) > 1 and not self.is_fsdp_enabled:  # until 5.23 left out
+        adapters = getattr(self.model, "peft_config", ())
+        if len(adapters) > 1 and "default" in adapters and not self.is_fsdp_enabled:  # until 5.23 left out
             self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
         # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
         for name, parameter in self.model.named_parameters():

@@ -42,7 +42,7 @@ def knows_end_tokens(trainer: Any) -> bool:
     return hasattr(trainer, "eos_token_ids")
 
 
-def add_end_tokens(trainer: Any, given: int | list[int] | None) -> None:
+def add_end_tokens(trainer: Any, given: int | list[int] | None, of_tokenizer: int) -> None:
     """Makes TRL end completions where `generation_kwargs["eos_token_id"]` has transformers end them too."""
     if given is None:
         return
@@ -52,5 +52,5 @@ def add_end_tokens(trainer: Any, given: int | list[int] | None) -> None:
             "behind these tokens. Upgrade it, or leave the tokens out."
         )
     new = [given] if isinstance(given, int) else given
-    known = end_tokens(trainer, trainer._tokenizer.eos_token_id)
+    known = end_tokens(trainer, of_tokenizer)
     vars(trainer)["eos_token_ids"] = [*known, *(token for token in new if token not in known)]
