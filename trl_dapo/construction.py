@@ -68,6 +68,17 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
     return copy.copy(args)  # what is left alone is settled for one trainer, and may be otherwise for the next
 
 
+def check_adapter(model: str | PreTrainedModel | PeftModel, beta: float) -> None:
+    """Refuses an adapter that is handed over under another name than TRL copies the reference from."""
+    if isinstance(model, PeftModel) and beta and "default" not in model.peft_config:
+        named = ", ".join(map(repr, model.peft_config))
+        raise ValueError(
+            f"`beta={beta}` needs a reference, which TRL copies from the adapter that is named 'default', and the "
+            f"model has the adapters {named}. Leave out `adapter_name` when you make "
+            "or load the adapter, hand a `peft_config` to the trainer instead, or set `beta=0.0`."
+        )
+
+
 def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) -> SamplingChoice:
     """Settles how prompts are sampled, and refuses what contradicts."""
     no_screen = why_not_screened(args, facts["has_tools"] or facts["has_environments"], on_cpu)

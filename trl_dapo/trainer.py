@@ -18,6 +18,7 @@ import math
 import sys
 import textwrap
 import time
+from collections import deque
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
-from .rewards.checks import check_reward_funcs, with_checked_values
+from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
 from .run.ledger import Ledger
-from .run.log import LogHistoryCallback
+from .run.log import LogHistoryCallback, storable
 from .run.preflight import Preflight
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
@@ -135,6 +136,7 @@ class DAPOTrainer(Checkpoints):
         self._group_filter = group_filter
         rewards: list[Any] = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length, group_filter)
+        construction.check_adapter(model, args.beta)
         with bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
             super().__init__(model, None if reward_funcs is None else rewards, args, *other_args, **kwargs)
         construction.keep_gradients_of_quantized(self.model)
@@ -160,6 +162,7 @@ class DAPOTrainer(Checkpoints):
             self.reward_func_names.append(soft_overlong_punishment.__name__)
             self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
             self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
+        self._name_rewards()
         self._choose_task()
         self._choice = construction.choose_sampling(args, self._facts, on_cpu=self.accelerator.device.type == "cpu")
         if args.use_dynamic_sampling:
@@ -214,11 +217,21 @@ class DAPOTrainer(Checkpoints):
             has_rollout_func=self.rollout_func is not None,
         )
 
+    def _name_rewards(self) -> None:
+        """Gives reward functions of one name names of their own."""
+        given = self.reward_func_names
+        self.reward_func_names = distinct_names(given)
+        for name in {name for name in given if given.count(name) > 1} if self.accelerator.is_main_process else ():
+            own = [f"`{new}`" for new, old in zip(self.reward_func_names, given, strict=True) if old == name]
+            logger.warning(
+                f"{len(own)} reward functions are called {name!r}. They are logged as {' and '.join(own)}, in their "
+                "order. To choose the names, define each as a function of its own name."
+            )
+
     @property
     def _facts(self) -> dict[str, Any]:
         return self._model_facts | {
             "has_group_filter": self._group_filter is not None,
-            "reward_names": self.reward_func_names,
             "has_rollout_func": bool(self.rollout_func),
             "has_environments": bool(self.environment_factories),
             "has_tools": bool(self.tools),
@@ -380,6 +393,17 @@ class DAPOTrainer(Checkpoints):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
             del metrics[name]  # a tracker takes no `None`
+        if self.log_completions and self.accelerator.is_main_process:
+            extra = self._logs["extra"]
+            for column, values in list(extra.items()):
+                if (num_rows := len(self._logs["prompt"])) != len(values):
+                    del extra[column]
+                    logger.warning_once(
+                        f"`log_extra` was given {len(values)} values of {column!r} for {num_rows} completions. The "
+                        "table of completions leaves them out: give one value for each completion, or `None`."
+                    )
+                else:
+                    extra[column] = deque(storable(values), values.maxlen)
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from trl_dapo.rewards.checks import distinct_names
 from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.sampling.drop_reasons import drop_reasons
 
@@ -91,8 +92,22 @@ def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
 def test_names_that_cannot_decide_are_refused():
     with pytest.raises(ValueError, match=r"names 'style', whose weight in `reward_weights` is 0.*Name it alone"):
         choose(["accuracy", "style"], ["accuracy", "style"], weights=[1.0, 0.0])
-    with pytest.raises(ValueError, match=r"names '<lambda>', as 2 reward functions are called. Give each a name"):
-        choose(["<lambda>", "<lambda>"], ["<lambda>"])
+    with pytest.raises(
+        ValueError, match=r"names '<lambda>', but the reward functions are '<lambda>_1', '<lambda>_2'\."
+    ):
+        choose(distinct_names(["<lambda>", "<lambda>"]), ["<lambda>"])
+
+
+def test_of_functions_with_one_name_each_has_a_number_that_no_other_name_takes():
+    assert distinct_names(["f", "g", "f", "f_1"]) == ["f_2", "g", "f_3", "f_1"]
+    assert distinct_names(["f", "g"]) == ["f", "g"]
+
+
+def test_of_several_length_penalties_none_decides():
+    penalties = distinct_names(["soft_overlong_punishment_reward"] * 2)
+    assert choose(["accuracy", *penalties]).names == ("accuracy",)
+    with pytest.raises(ValueError, match=r"a length penalty"):
+        choose(["accuracy", *penalties], penalties[:1])
 
 
 @pytest.mark.parametrize(

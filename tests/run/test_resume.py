@@ -28,7 +28,8 @@ from helpers import (
 )
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.run.checkpoint import last_complete_checkpoint, rule_of
+from trl_dapo.run.checkpoint import RANK_NAME, last_complete_checkpoint, rule_of
+from trl_dapo.sampling.prompts import FINGERPRINT_ROWS
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
@@ -512,16 +513,63 @@ def test_what_is_half_asked_is_kept_whatever_its_columns_hold(tiny_model, tmp_pa
 
 
 def test_what_is_half_asked_of_a_prompt_that_is_another_now_is_left_behind_and_said(tiny_model, tmp_path, caplog):
-    """Its id and its place are the same; the next prompts come as before."""
+    """Its id and its place are the same, and it is none of the rows that tell datasets apart."""
 
-    def run(text, checkpoint=None):
-        rows = [{"id": i, "prompt": f"{text} {i}:"} for i in range(12)]
+    def run(odd, checkpoint=None):
+        rows = [{"id": i, "prompt": f"{odd if i % 2 else 'prompt'} {i}:"} for i in range(2 * FINGERPRINT_ROWS)]
         args = tiny_config(tmp_path, max_steps=4, **HALF)
         trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=Dataset.from_list(rows))
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 
     log = next(log for log in run("prompt").state.log_history[:3] if num_half(log))
-    run("question", str(tmp_path / f"checkpoint-{log['step']}"))
-    said = f"holds half of {num_half(log)} groups whose examples are not found again: they are left behind"
+    checkpoint = tmp_path / f"checkpoint-{log['step']}"
+    half = torch.load(checkpoint / RANK_NAME.format(0), weights_only=True)["carried"]["half"]
+    changed = [name for _, _, name, *_ in half if int(name.partition(" ")[0]) % 2]
+    assert changed
+    run("question", str(checkpoint))
+    said = f"holds half of {len(changed)} groups whose examples are not found again: they are left behind"
     assert said in caplog.text
+
+
+def test_a_dataset_of_the_same_ids_and_other_prompts_starts_a_fresh_pass_and_is_said(tiny_model, tmp_path, caplog):
+    def run(text, checkpoint=None):
+        rows = [{"id": i, "prompt": f"{text} {i}:"} for i in range(12)]
+        args = tiny_config(tmp_path, max_steps=4, **HALF)
+        trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=Dataset.from_list(rows))
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    run("prompt")
+    run("question", str(tmp_path / "checkpoint-2"))
+    assert "checkpoint-2 was written with other settings: `dataset` (" in caplog.text
+    assert "the prompts start a fresh pass" in caplog.text
+
+
+@pytest.mark.parametrize("lacks", ["all but the model", "the optimizer"])
+def test_a_checkpoint_without_an_optimizer_says_that_it_and_the_schedule_start_again(
+    tiny_model, tmp_path, caplog, lacks
+):
+    """`save_only_model=True` saves such a checkpoint, and some delete the large file of the optimizer."""
+
+    def run(checkpoint=None):
+        settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear"}
+        settings |= {"save_only_model": lacks == "all but the model", "learning_rate": 4e-3}
+        trainer = make_trainer(tiny_model, tmp_path, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    rates = [log["learning_rate"] for log in run().state.log_history if "learning_rate" in log]
+    assert rates == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
+    if lacks == "the optimizer":
+        (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()
+    caplog.clear()
+    resumed = run(str(tmp_path / "checkpoint-2"))
+    # Of its steps 3 and 4 the schedule knows nothing: they have the rates of 1 and 2.
+    history = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
+    assert history == pytest.approx([4e-3, 3e-3, 4e-3, 3e-3])
+    assert {int(state["step"]) for state in resumed.optimizer.state.values()} == {2}
+    said = f"{tmp_path / 'checkpoint-2'} holds no optimizer, as with `save_only_model=True`: "
+    assert said + "the optimizer and the learning-rate schedule start again" in caplog.text
+    assert "not written by DAPOTrainer" not in caplog.text
+    assert "optimizer are resumed" not in caplog.text
+    assert ("prompts start a fresh pass" in caplog.text) == (lacks == "all but the model")

@@ -91,9 +91,10 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
 
 
 def test_a_checkpoint_without_dynamic_sampling_has_no_place_among_the_prompts():
-    assert describe_misfit("at-2", {"use_dynamic_sampling": (False, True)}, has_rows=False) == (
-        "at-2 was written with other settings: `use_dynamic_sampling` (False there, True here). Weights and optimizer "
-        "are resumed; the prompts start a fresh pass."
+    resumed = "The weights and the optimizer are resumed"
+    assert describe_misfit("at-2", {"use_dynamic_sampling": (False, True)}, has_rows=False, resumed=resumed) == (
+        "at-2 was written with other settings: `use_dynamic_sampling` (False there, True here). The weights and the "
+        "optimizer are resumed; the prompts start a fresh pass."
     )
-    assert describe_misfit("at-2", {"use_dynamic_sampling": (True, False)}, has_rows=False) is None
-    assert "rows it holds" in describe_misfit("at-2", {"beta": (0.0, 0.1)}, has_rows=True)
+    assert describe_misfit("at-2", {"use_dynamic_sampling": (True, False)}, has_rows=False, resumed=resumed) is None
+    assert "rows it holds" in describe_misfit("at-2", {"beta": (0.0, 0.1)}, has_rows=True, resumed=resumed)

@@ -15,7 +15,7 @@ from trl_dapo.settings.secrets import LEFT_OUT, without_secrets
 pytestmark = pytest.mark.fast
 
 DEFAULTS = declared_fields()  # of a config, read without importing it
-FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1, "reward_names": ["accuracy", "format"]}
+FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1}
 FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
 FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
 FACTS |= {"no_verdict": None}
@@ -144,6 +144,10 @@ SETTINGS = [
     ({"generation_kwargs": {"stop_strings": ["x"]}}, f"{STOP_STRINGS}=['x']` {NOT_A_STOP}"),
     ({**CONTINUOUS, "generation_kwargs": {"stop_strings": "x"}}, f"{STOP_STRINGS}='x'` {NOT_A_STOP}"),
     ({**SERVER, "generation_kwargs": {"stop_strings": ["x"]}}, f"{STOP_STRINGS}=['x']` {NOT_A_STOP}"),
+    (
+        {**SERVER, "generation_kwargs": {"eos_token_id": [5]}},
+        "`generation_kwargs['eos_token_id']=[5]` is not support",
+    ),
     ({"generation_kwargs": {"stop": ["x"]}}, "`generation_kwargs['stop']=['x']` is not supported. It is vLLM's, and"),
     ({"generation_kwargs": {"stop_token_ids": [5]}}, "`generation_kwargs['stop_token_ids']=[5]` is not supported. I"),
     ({**BUDGET, "loss_type": "grpo"}, "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`"),
@@ -167,7 +171,6 @@ ROUNDS_OF_4 = {"groups_per_rollout": 4}
 IMAGES = {"has_images": True}
 TWO_A_ROW = {"num_ranks_sharing_a_row": 2}
 ROPE = {"feels_padding": "its rope type 'dynamic' depends on the number of columns"}
-TWINS = {**FILTER, "reward_names": ["exact", "length", "exact"]}
 BAND = {"dynamic_sampling_max_accuracy": 0.9}
 MEMORY, NO_VERDICT = {"dynamic_sampling_memory": True}, {"no_verdict": "needs a name."}
 IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
@@ -188,7 +191,6 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         (BUDGET, ROPE, "`max_tokens_per_microbatch=64` does not work ... its rope type 'dynamic' ... Leave it out,"),
         (CARRY, ROPE, "`dynamic_sampling_surplus='carry'` does not ... Set `dynamic_sampling_surplus='discard'`."),
         (OFF, FILTER, "A `group_filter` has no effect ... Leave it out, or set `use_dynamic_sampling=True`."),
-        ({}, TWINS, "A `group_filter` ... but 2 reward functions are called 'exact'. Give each a name of its own ("),
         (MEMORY, FILTER, "`dynamic_sampling_memory=True` has no effect ... Leave one of them out."),
         (MEMORY, NO_VERDICT, "`dynamic_sampling_memory=True` needs a name."),
         (SCREEN, NO_VERDICT, "`dynamic_sampling_screen='auto'` needs a name."),

@@ -203,13 +203,6 @@ def test_a_users_rule_that_cannot_be_called_is_refused(tiny_model, tmp_path):
         DAPOTrainer(tiny_model, right, tiny_config(tmp_path), train_dataset=prompts(24), group_filter="all_wrong")
 
 
-def test_a_users_rule_that_could_not_tell_two_rewards_apart_is_refused(tiny_model, tmp_path):
-    rewards = [lambda completions, **kwargs: [0.0] * len(completions)] * 2
-    settings = {"train_dataset": prompts(24), "group_filter": lambda rewards, rows: None}
-    with pytest.raises(ValueError, match=r"2 reward functions are called '<lambda>'. Give each a name"):
-        DAPOTrainer(tiny_model, rewards, tiny_config(tmp_path), **settings)
-
-
 @pytest.mark.parametrize(
     ("scaling", "threshold", "verdict"), [([0.0, 1.0, 5.0, 10.0], 0.0, "right"), ([0.0, 1.0, -1.0, 1.0], 1.0, "wrong")]
 )

@@ -47,8 +47,8 @@ WAYS_OUT = {
     "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
     "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
     "`num_generations_eval`, which is `num_generations` where it is not set.",
-    "The dataset has no split": "`dataset_train_split` and `dataset_test_split` name its splits; without one to evaluate "
-    "on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`.",
+    "The dataset has no split": "`dataset_train_split` and `dataset_test_split` name its splits; without one to "
+    "evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C

@@ -40,15 +40,19 @@ from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import content_digest, problem_source
+from ..sampling.report import length_metrics
 from ..sampling.rounds import Recorded, Rows
 from ..sampling.sampler import Sampler
-from ..update.compat import end_tokens
+from ..settings.arguments import read_mapping
+from ..update.compat import add_end_tokens, end_tokens
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
+from ..update.rows import mask_rows
 from ..update.swap import in_mode, swapped
 from .ahead import GroupsAhead
 from .lora_sync import AdapterGeneration
 from .server import check_ahead, describing_loss
+from .stops import Stops
 
 
 logger = logging.get_logger(__name__)
@@ -64,7 +68,9 @@ class RecordReplay(UpdatePhase):
     _recorded: Recorded | None = None
     _replayed: tuple[tuple, Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
     _earlier_logps: Sequence | None = None  # for TRL's next forward pass: of rows that an earlier policy sampled
+    _stops: Stops
     _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
+    _rows_cut_off: Sequence[bool] = ()  # which of them a limit ended
     _scores_dummies = False  # whether the completions that are scored now were not sampled
 
     @contextmanager
@@ -92,19 +98,36 @@ class RecordReplay(UpdatePhase):
         with environments, swapped(self, **replayed, _metrics=metrics):
             yield metrics["train"]
 
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        is_ours = self._is_made and self._stops.differ_from_trls and self.mask_truncated_completions
+        if not is_ours or self._recorded is not None:
+            return super()._generate_and_score_completions(inputs)
+        # TRL would leave out what a stop ended.
+        with swapped(self, mask_truncated_completions=False):
+            rollouts = super()._generate_and_score_completions(inputs)
+        mask_rows(rollouts, self._rows_cut_off)
+        loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
+        return rollouts
+
     def _generate(self, prompts: list) -> tuple:
         if self._replayed is not None:
+            self._rows_cut_off = self._cut_off(self._replayed[0])
             return self._replayed[0]
         generated = self._sample_completions(prompts)
-        _, completion_ids, tool_mask, *_ = generated
-        self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
+        self._completion_lengths = _lengths(generated)
+        self._rows_cut_off = self._cut_off(generated) if self._is_made else []
         if self._recorded is not None:
-            ends = {*end_tokens(self, self._tokenizer.eos_token_id), self._tokenizer.pad_token_id}
             environments = None if self.environment_factories is None else self._batch_environments
             self._recorded.rows = Rows.from_generated(generated, prompts, environments)
             self._recorded.lengths = self._completion_lengths
-            self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
+            self._recorded.truncated = self._rows_cut_off
         return generated
+
+    def _cut_off(self, generated: tuple) -> list[bool]:
+        _, completion_ids, tool_mask, *_ = generated
+        masks = tool_mask or repeat(None)
+        return [self._stops.is_cut_off(ids, mask) for ids, mask in zip(completion_ids, masks, strict=False)]
 
     def _calculate_rewards(self, *batch: Any) -> Tensor:  # the four of TRL, by position
         if self._replayed is not None:
@@ -169,7 +192,16 @@ class RecordReplay(UpdatePhase):
     # ---- What samples: with which parameters, how long it is awake, what it samples ahead of its time ----
 
     def _open_engine(self, stopwatch: Stopwatch) -> None:
-        """Makes what samples ahead: evaluation batches, and with a server groups of later rollouts."""
+        """Settle where completions end, and make what samples ahead: evaluation batches, groups for later rollouts."""
+        kwargs = read_mapping("generation_kwargs", self.args.generation_kwargs) or {}
+        if not self.use_vllm:
+            add_end_tokens(self, kwargs.get("eos_token_id"), self._tokenizer.eos_token_id)
+        self._stops = Stops(
+            self._tokenizer,
+            ends=end_tokens(self, self._tokenizer.eos_token_id),
+            use_vllm=self.use_vllm,
+            generation_kwargs=kwargs,
+        )
         client = self.vllm_generation.vllm_client if self._asks_a_server and self.accelerator.is_main_process else None
         if num_rollouts := self.args.rollouts_ahead:
             with self._describing_loss():
@@ -209,7 +241,18 @@ class RecordReplay(UpdatePhase):
             asked = {name: getattr(self.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
             parameters = self._sampling_with(**{name: value for name, value in asked.items() if value is not None})
         with self._describing_loss(), self._ahead.timing_engine(), parameters:
-            return super()._generate(prompts)
+            generated = super()._generate(prompts)
+        if self._stops.differ_from_trls:
+            self._correct_trls_metrics(_lengths(generated), self._cut_off(generated))
+        return generated
+
+    def _correct_trls_metrics(self, lengths: Sequence[int], cut_off: Sequence[bool]) -> None:
+        """Puts into TRL's metrics of the last call which completions are cut off. Collective."""
+        columns = torch.tensor([lengths, cut_off], device=self.accelerator.device).T.contiguous()
+        lengths_B, cut_off_B = self.accelerator.gather(columns).T
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in length_metrics(lengths_B.double(), cut_off_B.bool()).items():
+            metrics[name][-1] = value
 
     def _tool_call_loop(self, *args: Any) -> tuple:
         with getattr(getattr(self, "vllm_generation", None), "tool_turns", nullcontext)():  # of our own
@@ -262,6 +305,12 @@ class RecordReplay(UpdatePhase):
             engine.enable_sleep_mode = True
             engine.llm.sleep(level=2)
             engine._llm_weights_sleeping = True
+
+
+def _lengths(generated: tuple) -> list[int]:
+    """How many tokens of each completion are the model's own."""
+    _, completion_ids, tool_mask, *_ = generated
+    return [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
 
 
 def _empty_metrics() -> dict[str, dict[str, list[float]]]:
@@ -452,7 +501,8 @@ class Checkpoints(EvaluationSeam):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if len(getattr(self.model, "peft_config", ())) > 1 and not self.is_fsdp_enabled:  # until 5.23 left out
+        adapters = getattr(self.model, "peft_config", ())
+        if len(adapters) > 1 and "default" in adapters and not self.is_fsdp_enabled:  # until 5.23 left out
             self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
         # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
         for name, parameter in self.model.named_parameters():

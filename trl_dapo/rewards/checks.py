@@ -7,6 +7,7 @@ In TRL a mistake shows after the first batch has been generated, as an error wit
 
 import functools
 import inspect
+import itertools
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -219,6 +220,16 @@ def find_comparison(
         found = f"gave one completion {whole_BF[row, f]:g} beside the other {len(whole_BF) - 1} of its group"
         return f"the reward function {names[f]!r} {found}, and {apart_BF[row, f]:g} beside fewer", unsure
     return None, unsure
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return the names, numbered from 1 if several functions have one: `f_1` and `f_2`."""
+    distinct: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{i}" for i in itertools.count(1))
+        is_shared = names.count(name) > 1
+        distinct.append(next(new for new in numbered if new not in {*names, *distinct}) if is_shared else name)
+    return distinct
 
 
 def _name_of(reward_func: Any) -> str:

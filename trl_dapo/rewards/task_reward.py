@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, task_reward
-from ..settings.rules import LENGTH_PENALTIES
+from ..settings.rules import is_length_penalty
 from .scaling import scale_reward
 
 
@@ -66,22 +66,17 @@ class TaskReward:
     ) -> "TaskReward":
         """Those decide that are `chosen`, or all but length penalties and those of weight 0."""
         weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
-        candidates = [name for name in names if name not in LENGTH_PENALTIES]
+        candidates = [name for name in names if not is_length_penalty(name)]
         listed = ", ".join(map(repr, candidates)) or "none"
         if unknown := [name for name in chosen or () if name not in names]:
             raise ValueError(
                 f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, but the reward functions are "
                 f"{', '.join(map(repr, names))}."
             )
-        if penalties := [name for name in chosen or () if name in LENGTH_PENALTIES]:
+        if penalties := [name for name in chosen or () if is_length_penalty(name)]:
             raise ValueError(
                 f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
                 f"different lengths would be accepted. Choose from {listed}."
-            )
-        if shared := [name for name in chosen or () if names.count(name) > 1]:
-            raise ValueError(
-                f"`dynamic_sampling_rewards` names {shared[0]!r}, as {names.count(shared[0])} reward functions are "
-                "called. Give each a name of its own (`__name__`)."
             )
         # One of weight 0 is there to be logged.
         deciding = [name for name in candidates if name in weighted] or candidates

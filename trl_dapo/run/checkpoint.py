@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainingArguments
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -81,13 +82,21 @@ def load_state(
     has_rows = local is not None and (
         local["update"]["rollout"] is not None or local["carried"] is not None or bool(local["ahead"].get("answers"))
     )
+    has_optimizer = _holds_optimizer(folder)
+    resumed = "weights and the optimizer are resumed" if has_optimizer else "weights are resumed"
     found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
     problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
-    if shared is None or problems:
+    is_model_alone = not has_optimizer and not (folder / STATE_NAME).exists()
+    if not has_optimizer:
         say(
-            f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
-            "prompts start a fresh pass."
+            f"{folder} holds no optimizer, as with `save_only_model=True`: the optimizer and the learning-rate "
+            f"schedule start again{', and the prompts start a fresh pass' if is_model_alone else ''}. The weights and "
+            "the number of the step are resumed. Save with `save_only_model=False` to resume all of it."
         )
+    if is_model_alone:
+        return
+    if shared is None or problems:
+        say(f"{folder} cannot be resumed as a whole: {problems[0]}. The {resumed}, the prompts start a fresh pass.")
         return
     if all_lost:
         local = None
@@ -108,8 +117,17 @@ def load_state(
             f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
             "carried groups are left behind, all else is resumed."
         )
-    elif differs and (warning := describe_misfit(str(folder), differs, any(has_rows for _, _, has_rows, _ in found))):
-        say(warning)
+    elif differs:
+        any_rows = any(has_rows for _, _, has_rows, _ in found)
+        if warning := describe_misfit(str(folder), differs, any_rows, f"The {resumed}"):
+            say(warning)
+
+
+def _holds_optimizer(folder: Path) -> bool:
+    """Whether transformers goes on with an optimizer and a schedule from here; it starts them again without a word."""
+    names = {path.name for path in folder.iterdir()}
+    is_deepspeeds = any(name.startswith("global_step") for name in names)
+    return is_deepspeeds or (any("optimizer" in name for name in names) and SCHEDULER_NAME in names)
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:

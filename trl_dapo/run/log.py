@@ -3,10 +3,14 @@
 """What a run leaves for whoever reads it: its settings, and a log that grows with it."""
 
 import dataclasses
+import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
@@ -92,6 +96,16 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
         if name in values and name not in not_set and values[name] != default:
             changed[name] = {"value": without_secrets(values[name], name), "default": default}
     return changed
+
+
+def storable(values: Iterable) -> list:
+    """A column's values as parquet takes them: as they are, or as text if their types have none in common."""
+    values = list(values)
+    try:
+        pd.DataFrame({"values": values}).to_parquet(io.BytesIO())
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return [None if value is None else str(value) for value in values]
+    return values
 
 
 def _line(entry: dict, state: TrainerState) -> str:

@@ -19,6 +19,7 @@ from ..config import DAPOConfig
 from ..rewards.checks import check_prompt_column, find_comparison
 from ..rewards.golds import BadRow, read_gold
 from ..sampling.sampler import Sampler
+from ..settings.arguments import read_mapping
 from ..settings.environment import is_set
 from ..settings.sampling_defaults import SamplingChoice
 from .known_prompts import learn_from
@@ -28,6 +29,7 @@ from .terminal import wrapped_for
 logger = logging.get_logger(__name__)
 
 MADE_UP = "Answer: 0"
+THINK_FORMAT = "think_format_reward"  # TRL's
 ANSWERS, NO_ANSWERS = ("answer", "solution", "ground_truth", "target", "label"), ("prompt", "id", "source")
 
 
@@ -78,12 +80,12 @@ class Preflight(TrainerCallback):
                 "of messages with `role` and `content`."
             )
         try:
-            warning = self._describe_context(prompt)
+            warnings = [self._describe_context(prompt), self._describe_thinking(prompt)]
         except ValueError as error:  # of a tokenizer without a chat template
             raise SetupError(
                 f"{error} Set `chat_template_path`, or give prompts that are plain text in place of messages."
             ) from error
-        if warning and state.is_main_process:
+        for warning in filter(None, warnings if state.is_main_process else ()):
             logger.warning(warning)
         if not self.args.skip_preflight:
             self._tried_on = examples
@@ -111,6 +113,20 @@ class Preflight(TrainerCallback):
             self.sampler.has_whole_groups = self.sampler.screen is None and bool(found or unsure)
         if line := self.choice.describe():
             PartialState().print(wrapped_for(sys.stdout, line))
+
+    def _describe_thinking(self, prompt: str | list) -> str | None:
+        """A warning where a reward asks completions to begin with what already ends the prompt."""
+        if THINK_FORMAT not in self.reward_names or isinstance(prompt, str):
+            return None
+        kwargs = read_mapping("chat_template_kwargs", self.args.chat_template_kwargs) or {}
+        text = maybe_apply_chat_template({"prompt": prompt}, self.tokenizer, **kwargs)["prompt"]
+        if not text.rstrip().endswith("<think>"):
+            return None
+        return (
+            "The chat template ends the prompt with `<think>`, so no completion begins with it, and "
+            f"`{THINK_FORMAT}` is 0 for all of them. Use a reward function that asks for `</think>` alone, or a "
+            "template that leaves `<think>` to the model (`chat_template_path`)."
+        )
 
     def _describe_context(self, prompt: str | list) -> str | None:
         """A warning where the first example's prompt and a completion do not fit the model's context together."""

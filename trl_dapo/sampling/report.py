@@ -38,8 +38,13 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
         metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = _mean_and_std(reward_B[~reward_B.isnan()])
     lengths_B = torch.cat([round_.lengths_B for round_ in rounds]).double()
     truncated_B = torch.cat([round_.truncated_B for round_ in rounds])
+    return metrics | length_metrics(lengths_B, truncated_B)
+
+
+def length_metrics(lengths_B: Tensor, truncated_B: Tensor) -> dict[str, float]:
+    """TRL's metrics of how long completions are and which are cut off."""
+    metrics = {"completions/clipped_ratio": truncated_B.double().mean().item()}
     ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # as TRL: 0 where none ended
-    metrics["completions/clipped_ratio"] = truncated_B.double().mean().item()
     for name, values in (("", lengths_B), ("terminated_", ended_B)):
         for statistic in (torch.mean, torch.min, torch.max):
             metrics[f"completions/{statistic.__name__}_{name}length"] = statistic(values).item()
@@ -215,7 +220,7 @@ def advise(rollout: Rollout) -> str:
     return ""
 
 
-def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str | None:
+def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
     """What of a checkpoint does not fit a run and is left behind; `None` where nothing is."""
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
@@ -225,5 +230,4 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
         lost.append("the prompts start a fresh pass")
     if not lost:
         return None
-    resumed = f"Weights and optimizer are resumed; {' and '.join(lost)}"
-    return f"{folder} was written with other settings: {settings}. {resumed}."
+    return f"{folder} was written with other settings: {settings}. {resumed}; {' and '.join(lost)}."

@@ -5,6 +5,7 @@
 What a single setting may be stands in `ranges.py`; sizes that do not divide are the arithmetic of `batch_sizes.py`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -39,6 +40,8 @@ NO_GENERATION_KWARGS = {
     "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
     "stop_strings": "vLLM calls it `stop`, and transformers needs a tokenizer that `GRPOTrainer` does not hand to it. "
     "Set `use_vllm=True` and `generation_kwargs={'stop': ...}`, or leave it out",
+    "eos_token_id": "It is transformers', and vLLM does not know it. Set `generation_kwargs={'stop_token_ids': ...}`, "
+    "or leave it out",
     **dict.fromkeys(
         ("stop", "stop_token_ids"), "It is vLLM's, and transformers ignores it. Set `use_vllm=True`, or leave it out"
     ),
@@ -46,8 +49,14 @@ NO_GENERATION_KWARGS = {
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
 OF_THE_POLICY: dict[str, tuple] = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0)}
 OF_THE_POLICY |= {"repetition_penalty": (1.0, None), "vllm_structured_outputs_regex": (None,)}
-LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
+LEAVES_THE_DISTRIBUTION = {"eos_token_id", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"}
+LEAVES_THE_DISTRIBUTION |= {"skip_special_tokens"}
 DEFAULT_MAX_GEN_BATCHES, DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 10.0, 0.3, 4, 1.0
+
+
+def is_length_penalty(name: str) -> bool:
+    """Whether a reward function measures length; of several with one name each has a number."""
+    return re.sub(r"_\d+$", "", name) in LENGTH_PENALTIES
 
 
 def _some_group_fits(s: SimpleNamespace) -> bool:
@@ -80,6 +89,8 @@ def _is_taken(s: SimpleNamespace, name: str, value: Any) -> bool:
     """Whether the engine knows the name, and still samples as many completions as it is asked for."""
     if name in ("stop", "stop_token_ids"):
         return s.use_vllm or not value
+    if name == "eos_token_id":
+        return not s.use_vllm
     if name == "stop_strings":
         return not (s.use_vllm or value)
     if s.use_vllm:  # whose server is asked for several at once
@@ -191,23 +202,13 @@ def _rounds_what_trains(given: str, dtype: str) -> Rule:
     )
 
 
-def _why_names_are_shared(s: SimpleNamespace) -> str | None:
-    shared = [name for name in s.reward_names if s.reward_names.count(name) > 1]
-    if not (s.has_group_filter and shared):
-        return None
-    return (
-        f"A `group_filter` is given a group's rewards by name, but {shared.count(shared[0])} reward functions are "
-        f"called {shared[0]!r}. Give each a name of its own (`__name__`)."
-    )
-
-
 def why_punished_twice(
     buffer: int | None, reward_names: Sequence[str], reward_weights: Sequence[float] | None
 ) -> str | None:
     """Say which reward function punishes overlong completions that `overlong_buffer_length` punishes too."""
     weights = reward_weights or [1.0] * len(reward_names)
     for name, weight in zip(reward_names, weights, strict=False):
-        if buffer is not None and weight and name in LENGTH_PENALTIES:
+        if buffer is not None and weight and is_length_penalty(name):
             return (
                 f"`overlong_buffer_length={buffer}` punishes overlong completions, and so does the reward function "
                 f"{name!r}: they would be punished twice. Leave out one of them."
@@ -442,7 +443,6 @@ RULES: tuple[Rule, ...] = (
         "`use_dynamic_sampling=True`.",
         ("has_group_filter",),
     ),
-    Rule(_why_names_are_shared, facts=("has_group_filter", "reward_names")),
     _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0, None),
     _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0, None),
     _idle_beside_a_filter("dynamic_sampling_memory", False, None),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the oldest supported transformers and TRL lack: asked for here, and nowhere else."""
 
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -35,3 +36,21 @@ def sharded_at_load(trainer: Any) -> tuple[bool, Any]:
 def end_tokens(trainer: Any, of_tokenizer: int) -> list[int]:
     """The tokens that end a completion; before TRL 1.14.2 the tokenizer's."""
     return getattr(trainer, "eos_token_ids", [of_tokenizer])
+
+
+def knows_end_tokens(trainer: Any) -> bool:
+    return hasattr(trainer, "eos_token_ids")
+
+
+def add_end_tokens(trainer: Any, given: int | list[int] | None, of_tokenizer: int) -> None:
+    """Makes TRL end completions where `generation_kwargs["eos_token_id"]` has transformers end them too."""
+    if given is None:
+        return
+    if not knows_end_tokens(trainer):
+        raise ValueError(
+            f"`generation_kwargs['eos_token_id']={given!r}` needs trl>=1.14.2: {version('trl')} trains on the padding "
+            "behind these tokens. Upgrade it, or leave the tokens out."
+        )
+    new = [given] if isinstance(given, int) else given
+    known = end_tokens(trainer, of_tokenizer)
+    vars(trainer)["eos_token_ids"] = [*known, *(token for token in new if token not in known)]

@@ -51,6 +51,14 @@ def unknown_keys(rollout: dict) -> list[str]:
     return sorted(key for key, value in rollout.items() if value is not None and key not in ROLLOUT_KEYS)
 
 
+def mask_rows(rollout: dict, is_masked_B: Sequence[bool]) -> None:
+    """Leaves these rows of a rollout out of the loss, as TRL's `mask_truncated_completions` does."""
+    for key in ("completion_mask", "tool_mask"):
+        if (mask := rollout.get(key)) is not None:
+            stays_B = ~torch.tensor(is_masked_B, device=mask.device)
+            rollout[key] = mask * stays_B.unsqueeze(1).to(mask.dtype)
+
+
 def mark_filler(rollout: dict, num_live: int) -> None:
     """Takes the weight, in place, from the rows behind the first `num_live`, and marks them `is_filler`."""
     rollout["is_filler"] = torch.arange(len(rollout["advantages"]), device=rollout["advantages"].device) >= num_live

@@ -1,0 +1,46 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where completions end: at the model's end tokens, and at the stops of `generation_kwargs`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+class Stops:
+    """Tells which completions are cut off. TRL takes for cut off whatever has no end token of the model."""
+
+    def __init__(
+        self, tokenizer: Any, *, ends: Iterable[int], use_vllm: bool, generation_kwargs: Mapping[str, Any]
+    ) -> None:
+        given = generation_kwargs if use_vllm else {}  # transformers knows none of these names
+        self._tokenizer = tokenizer
+        self._strings = _as_list(given.get("stop"))
+        self._skips_special_tokens = bool(given.get("skip_special_tokens", True))
+        own_tokens = _as_list(given.get("stop_token_ids"))
+        self._ends = {*ends, *own_tokens, tokenizer.pad_token_id}
+        self.differ_from_trls = bool(self._strings or own_tokens)
+
+    def is_cut_off(self, ids: Sequence[int], tool_mask: Sequence[int] | None = None) -> bool:
+        """Whether a limit ended a completion, of which `tool_mask` marks the model's own tokens."""
+        if ids[-1] in self._ends:
+            return False
+        if not self._strings:
+            return True
+        turn = ids[_start_of_last_turn(tool_mask) :] if tool_mask else ids
+        # The engine stops at the first one: a text that has one ends with it.
+        text = self._tokenizer.decode(turn, skip_special_tokens=self._skips_special_tokens)
+        return not any(stop in text for stop in self._strings)
+
+
+def _start_of_last_turn(tool_mask: Sequence[int]) -> int:
+    """Return where the model's last turn begins, behind the last token that is not its own."""
+    start = len(tool_mask)
+    while start > 0 and tool_mask[start - 1]:
+        start -= 1
+    return start
+
+
+def _as_list(value: Any) -> list:
+    if value is None:
+        return []
+    return [value] if isinstance(value, (str, int)) else list(value)
