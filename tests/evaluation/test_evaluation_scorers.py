@@ -3,6 +3,7 @@
 """Who says which completions are right: by name, by a dotted path, and what is told where no answer is found."""
 
 import math
+from decimal import Decimal
 
 import pytest
 from evaluations import Deal, ask, asked, completions, mixed_prompts, sums, sums_of
@@ -159,3 +160,15 @@ def test_trls_accuracy_reward_gives_the_verdicts_of_math_verify(serve, tmp_path)
     verdicts = score([plain], [[Completion("\\boxed{2}", 1, False)]], load_scorer("accuracy_reward", "as_is"))
     assert [verdict.correct for verdict in verdicts[0]] == [True]
     assert len(server.requests) == 4
+
+
+@pytest.mark.fast
+def test_a_reward_is_above_zero_in_an_evaluation_by_as_much_as_in_training():
+    """What rounding leaves of a zero, 5.6e-17 or a float32's 3e-8, is no right answer."""
+
+    def reward(completions, **kwargs):
+        return [0.1 + 0.2 - 0.3, 3e-8, Decimal("0.001"), True, None]
+
+    problem = Problem("1", "sums", "1+1", "2", 1)
+    (verdicts,) = score([problem], [[Completion("2", 1, False)] * 5], reward)
+    assert [verdict.correct for verdict in verdicts] == [False, False, True, True, None]

@@ -68,6 +68,15 @@ def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     assert set(rows["step"]) == {7}
 
 
+def test_what_equals_the_threshold_is_not_correct_in_the_ledger_either():
+    """100.3 in float32 is 3e-6 above the threshold."""
+    sampler = new_sampler(1)
+    sampler.add_round(sampled([100.3, 100.4], [1, 1]), [None])
+    task = TaskReward.choose(["right"], torch.ones(1), None, accuracy_threshold=100.3)
+    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task, ["right"], {})
+    assert rows["correct"].to_pylist() == [1]
+
+
 def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbered():
     sampler = new_sampler(1)
     for n in range(3):

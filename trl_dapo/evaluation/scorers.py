@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..rewards import MathVerifyReward, last_number_reward, score_dapo_math
+from ..sampling.equal_rewards import margin
 from ..settings.arguments import load_function
 from .jobs import Completion, Problem
 
@@ -78,7 +79,7 @@ def score(problems: list[Problem], completions_PK: list[list[Completion]], score
 
 
 def _reward_verdicts(rows: list[tuple[Problem, str]], reward: Scorer) -> list[tuple[bool | None, str | None]]:
-    """By a reward function, called as in training: right is what is above 0."""
+    """By a reward function, called as in training: right is what is above 0 by more than the margin."""
     columns: dict[str, list] = {}
     takes_messages = getattr(reward, "__module__", "").startswith("trl.")  # TRL's own, whatever the prompts are
     try:
@@ -100,7 +101,7 @@ def _reward_verdicts(rows: list[tuple[Problem, str]], reward: Scorer) -> list[tu
     # One that logs no answers has the whole text vote.
     answers = next((values for name, values in columns.items() if "answer" in name), [text for _, text in rows])
     return [
-        (None if value is None or value != value else value > 0, answer)
+        (None if value is None or value != value else float(value) > margin(abs(float(value))), answer)
         for value, answer in zip(rewards, answers, strict=True)
     ]
 

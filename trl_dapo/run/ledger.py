@@ -36,7 +36,6 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..rewards.task_reward import TaskReward
-from ..sampling.drop_reasons import is_correct
 from ..sampling.refill import Batch, Group
 from ..sampling.rollout import Rollout
 from ..sampling.rounds import Round
@@ -198,7 +197,7 @@ def describe_groups(
 
     rewards_BF, lengths_B = of_rows("rewards_BF"), of_rows("lengths_B").int()
     task_B = task.of(rewards_BF)
-    correct_B = is_correct(task_B, task.criterion)  # NaN is not
+    correct_B = task.is_right(rewards_BF)
     numbers = [rollout.number_of(group) for group in groups]
     half = {group: ask.name for group, ask in rollout.half.items()}
     names = [half.get(group) or rollout.round_of(group).prompts[group.index] for group in groups]
