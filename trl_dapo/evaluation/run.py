@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..rewards.dapo_math import completion_text, loggable
+from ..rewards.dapo_math import content_text, loggable
 from ..run.files import replacing
 from ..run.stopwatch import SILENCE, calling
 from ..settings.arguments import check_model_path, naming_missing_folders
@@ -392,6 +392,11 @@ def summarise(
     }
 
 
+def _last_text(prompt: str | list[dict[str, Any]]) -> str:
+    """The text of a prompt: of messages the last one's, which asks."""
+    return prompt if isinstance(prompt, str) else content_text(prompt[-1].get("content"))
+
+
 def write_completions(
     path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]]
 ) -> None:
@@ -403,7 +408,7 @@ def write_completions(
             "id": loggable(problem.id),
             "source": loggable(problem.source),
             "index": i,
-            "prompt": loggable(completion_text(problem.prompt)),
+            "prompt": loggable(_last_text(problem.prompt)),
             "solution": loggable(problem.solution),
             "completion": loggable(completion.text),
             "answer": None if verdict.answer is None else loggable(verdict.answer),

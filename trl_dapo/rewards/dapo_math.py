@@ -190,13 +190,16 @@ def content_text(content: Any) -> str:
 
 
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
-    """The text that a reward function scores: a plain completion, or its last message's."""
+    """
+    The text that a reward function scores: a plain completion, or the last message that the model wrote.
+
+    What a tool or an environment wrote is no answer, also where the completion ends with it.
+    """
     if isinstance(completion, str):
         return completion
-    if isinstance(completion, (list, tuple)) and not completion:
-        return ""
-    if isinstance(completion, (list, tuple)) and isinstance(completion[-1], dict):
-        return content_text(completion[-1].get("content"))
+    if isinstance(completion, (list, tuple)) and all(isinstance(message, dict) for message in completion):
+        own = [message for message in completion if message.get("role", "assistant") == "assistant"]
+        return content_text(own[-1].get("content")) if own else ""
     raise TypeError(
         f"A completion is {completion!r:.80} ({type(completion).__name__}); expected text, or a list of messages."
     )
