@@ -121,13 +121,39 @@ def test_durations_are_read_at_a_glance(seconds, text):
     assert terminal.format_duration(seconds) == text
 
 
+def timed(name="eval"):
+    """What transformers adds to the entry of an evaluation of this name."""
+    return {f"{name}_runtime": 1.0, f"{name}_samples_per_second": 8.0, f"{name}_steps_per_second": 2.0}
+
+
 def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are_none():
     scores = {"eval_aime_avg@4": 0.416, "eval_aime_pass@4": 0.6, "eval_aime_avg@4/geometry": 0.1}
-    entry = {"step": 10, "eval_aime_runtime": 1.0, "eval_reward": 0.2, **scores}
+    entry = {"step": 10, **timed("eval_aime"), "eval_reward": 0.2, **scores}
     assert format_evaluation(entry) == "    10 eval aime: avg@4 41.6%, pass@4 60.0%"
-    assert format_evaluation({"step": 10, "eval_runtime": 1.0, "eval_reward": 0.2}) == "    10 eval: reward 0.200"
-    assert format_evaluation({"step": 10, "train_runtime": 1.0}) is None
+    assert format_evaluation({"step": 10, **timed(), "eval_reward": 0.2}) == "    10 eval: reward 0.200"
+    assert format_evaluation({"step": 10, **timed("train")}) is None
     assert format_evaluation({"step": 10, "loss": 0.0}) is None
+
+
+def test_what_a_reward_function_or_a_callback_timed_is_no_evaluation():
+    judged = {"judge_runtime": 3.0, "judge_samples_per_second": 1.0}
+    assert format_evaluation({"step": 10, "loss": 0.0, **judged}) is None
+    assert format_evaluation({"step": 10, **timed("train"), **judged}) is None
+    assert format_evaluation({"step": 10, "judge_runtime": 3.0}) is None
+    # In an evaluation the figures of the reward function have `eval_` in front, and may come first.
+    entry = {"step": 10, "eval_judge_runtime": 3.0, **timed(), "eval_reward": 0.2}
+    assert format_evaluation(entry) == "    10 eval: reward 0.200"
+
+
+def test_a_reward_function_that_times_itself_changes_no_line_of_a_run(made, capsys):
+    def judge(completions, log_metric, **kwargs):
+        log_metric("judge_runtime", 3.0)
+        return right(completions=completions, **kwargs)
+
+    made(judge, max_steps=2, logging_steps=2).train()
+    assert "judge:" not in (said := capsys.readouterr().out)
+    assert [line.split()[0] for line in said.splitlines() if line[:6].strip().isdigit()] == ["2"]
+    assert "Judge:" not in said
 
 
 def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
@@ -149,11 +175,11 @@ def summed_up(history, totals=None, step=None, seconds=1, max_steps=None, **sett
 
 def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
     history = [
-        {"step": 0, "eval_runtime": 1.0, "eval_avg@4": 0.416, "eval_pass@4": 0.7},
+        {"step": 0, **timed(), "eval_avg@4": 0.416, "eval_pass@4": 0.7},
         {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5, "reward": 0.5, "rewards/right/mean": 0.25},
-        {"step": 2, "eval_runtime": 1.0, "eval_avg@4": 0.5, "eval_pass@4": 0.7},
+        {"step": 2, **timed(), "eval_avg@4": 0.5, "eval_pass@4": 0.7},
         {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0, "reward": 0.5, "rewards/right/mean": 0.75},
-        {"step": 4, "eval_runtime": 1.0, "eval_avg@4": 0.646, "eval_pass@4": 0.8},
+        {"step": 4, **timed(), "eval_avg@4": 0.646, "eval_pass@4": 0.8},
     ]
     first, second = {"sampling": 2.0, "rewards": 1.0}, {"sampling": 4.0, "update": 2.0, "other": 1.0}
     history[1] |= {f"timeline/{name}_seconds": value for name, value in first.items()}

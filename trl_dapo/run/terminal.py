@@ -127,8 +127,11 @@ def format_row(logs: Sequence[dict], step: int, seconds_left: float | None, targ
 
 def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
     """Which evaluation an entry of the log is of, and its figures; `None` where it is of none."""
-    prefixes = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
-    if not prefixes or prefixes == ["train"]:
+    if "loss" in entry or "train_runtime" in entry:  # with what reward functions may have timed and logged
+        return None
+    timed = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
+    prefixes = [prefix for prefix in timed if f"{prefix}_samples_per_second" in entry]  # as transformers logs both
+    if not prefixes:
         return None
     scores = {
         match[1]: f"{value:.1%}"
