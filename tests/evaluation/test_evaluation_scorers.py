@@ -61,6 +61,19 @@ def test_the_last_number_by_hand(serve, tmp_path):
     assert rows == CASES
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("scorer", ["dapo_math", "last_number"])
+def test_gold_answers_of_a_column_of_floats_are_the_numbers_that_they_are_in_training(serve, tmp_path, scorer):
+    """51.0 is 51, and 1e-07 is what nobody writes with an e."""
+    answers, golds = ["Answer: 51", "Answer: 0.0000001", "Answer: 2.5"], [51.0, 1e-07, 2.4]
+    ask(serve(in_turn(answers)), sums(3, solution=golds), tmp_path, k=1, scorer=scorer)
+    assert [(row["solution"], row["correct"]) for row in completions(tmp_path)] == [
+        ("51", True),
+        ("0.0000001", True),
+        ("2.4", False),
+    ]
+
+
 MODULE = """
 def length_reward(prompts, completions, solution, **kwargs):
     return [None if gold == "4" else len(text) - 1.0 for text, gold in zip(completions, solution)]

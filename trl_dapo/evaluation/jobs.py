@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..rewards.dapo_math import gold_text
 from ..sampling.example_names import digest, problem_id
 
 
@@ -74,7 +75,10 @@ def read_problems(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()
         if id_ is None:
             raise ValueError(f"A prompt is text or messages, got {row['prompt']!r:.200}.")
         others = {name: row[name] for name in columns if name != "solution"}
-        problem = Problem(id_, source, row["prompt"], str(row.get("solution", "")), num_rows=1, columns=others)
+        solution = row.get("solution", "")
+        # A number is written as rewards write it in training: 51.0 is the answer 51.
+        text = (gold_text(solution) if isinstance(solution, float) else None) or str(solution)
+        problem = Problem(id_, source, row["prompt"], text, num_rows=1, columns=others)
         first = problems.setdefault((source, id_), problem)
         if first is problem:
             continue

@@ -160,7 +160,7 @@ def without_delimiters(answer: str) -> str:
 
 
 def gold_text(gold: Any) -> str | None:
-    """A gold answer as text, a whole number without `.0`; `None` for `None`, NaN and an empty text."""
+    """A gold answer as text, a number as plain digits, whole ones without `.0`; `None` for `None`, NaN and no text."""
     if gold is None or isinstance(gold, str):
         return gold if gold and not gold.isspace() else None
     if not isinstance(gold, (numbers.Real, Decimal)):
@@ -169,8 +169,11 @@ def gold_text(gold: Any) -> str | None:
         return None
     if isinstance(gold, numbers.Integral) or not math.isfinite(gold):
         return str(gold)
-    whole = int(gold)  # type: ignore[arg-type]  # every real number has one, though `numbers.Real` names only `trunc`
-    return str(whole if gold == whole else gold)
+    if isinstance(gold, numbers.Rational):
+        return str(gold)
+    # The digits that a float is written with: 1e23 is no whole number of 24 other digits, and no text has 1e-07.
+    number = Decimal(str(gold))
+    return str(int(number)) if number == number.to_integral_value() else f"{number:f}"
 
 
 def content_text(content: Any) -> str:
