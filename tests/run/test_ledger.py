@@ -92,14 +92,15 @@ def test_what_was_half_asked_in_an_earlier_rollout_and_is_given_up_is_told_of_wi
     sampler.num_generations = 4
     earlier = sampled([1.0, 0.0], [3, 4])
     old = Round.of_groups(Rows.empty(), earlier.rewards_BF, [2], earlier.lengths_B, earlier.truncated_B)
-    sampler.carry([old], {Group(0, 0): Ask("asked before", {}, 2)})
+    sampler.carry([old], {Group(0, 0): Ask("asked before", {"prompt": "p", "source": "aime"}, 2)})
     sampler.begin()
     whole = sampled([1.0, 0.0, 0.0, 0.0], [1] * 4)
     whole.prompts, whole.sources, whole.ages = ["p"], [None], [0]
     sampler.add_round(whole, [None])
     rows = rows_of(sampler).to_pydict()
     assert rows["prompt_id"] == ["asked before", "p"]
-    assert rows["outcome"] == ["surplus", "trained"]  # it would be three rollouts old
+    assert rows["outcome"] == ["partial", "trained"]  # it would be three rollouts old
+    assert rows["source"] == ["aime", None]
     assert rows["round"] == [0, 1]
     assert rows["seconds"] == [None, 0.0]
     assert rows["lengths"] == [[3, 4], [1] * 4]

@@ -7,8 +7,9 @@
                                             asked before, and given up, or when the run ended); optimizer steps
                                             behind the policy that sampled, or sampled its rest
     prompt_id, source                       what was asked
-    outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, or
-                                            half asked, and the batch was full) or "dropped", and why
+    outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, and
+                                            the batch was full), "dropped", and why, or "partial" (only the first
+                                            completions were sampled, which decide nothing)
     correct, scored                         completions; `correct` is null where nothing says what is right
     tokens, seconds                         of the group, without those of tools; of its whole round
     lengths, truncated, rewards/<name>      of each completion
@@ -36,6 +37,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..rewards.task_reward import TaskReward
+from ..sampling.example_names import problem_source
 from ..sampling.refill import Batch, Group
 from ..sampling.rollout import Rollout
 from ..sampling.rounds import Round
@@ -50,6 +52,7 @@ LEDGER_NAME = "rollouts"
 # From here on a part is left alone: what is written again with every rollout stays small.
 PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
+PARTIAL = "partial"  # the outcome of a group of which only the first completions were sampled
 TEXT = ("prompt", "completions")
 Text = tuple[str, list[str]]
 
@@ -182,7 +185,7 @@ def describe_groups(
     pieces = [rollout.round_of(group).piece(group.index) for group in groups]
     ends = list(itertools.accumulate(len(rows) for _, rows in pieces))
     outcomes = {
-        **dict.fromkeys(rollout.half, "surplus"),
+        **dict.fromkeys(rollout.half, PARTIAL),
         **dict.fromkeys(rollout.dropped, "dropped"),
         **dict.fromkeys(rollout.accepted, "surplus"),
         **dict.fromkeys(batch.carry, "carried"),
@@ -199,8 +202,9 @@ def describe_groups(
     task_B = task.of(rewards_BF)
     correct_B = task.is_right(rewards_BF)
     numbers = [rollout.number_of(group) for group in groups]
-    half = {group: ask.name for group, ask in rollout.half.items()}
-    names = [half.get(group) or rollout.round_of(group).prompts[group.index] for group in groups]
+    # A carried round no longer knows its prompts.
+    partial = {group: (ask.name, problem_source(ask.example)) for group, ask in rollout.half.items()}
+    named = [partial.get(group) or _name_and_source(rollout, group) for group in groups]
     columns = {
         "rollout": pa.array([rollout.number] * len(groups), pa.int32()),
         "step": pa.array([step + 1] * len(groups), pa.int32()),
@@ -209,8 +213,8 @@ def describe_groups(
             [rollout.round_of(g).asks[g.index].step if n else None for g, n in zip(groups, numbers, strict=True)],
             pa.int32(),
         ),
-        "prompt_id": _texts(names),
-        "source": _texts(rollout.round_of(group).sources[group.index] for group in groups),
+        "prompt_id": _texts(name for name, _ in named),
+        "source": _texts(source for _, source in named),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
         "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
         "correct": pa.array(total(correct_B) if task.tells_right else [None] * len(groups), pa.int16()),
@@ -226,6 +230,11 @@ def describe_groups(
     columns["prompt"] = pa.array([texts[g][0] if g in texts else None for g in groups], pa.string())
     columns["completions"] = pa.array([texts[g][1] if g in texts else None for g in groups], pa.list_(pa.string()))
     return pa.table(columns)
+
+
+def _name_and_source(rollout: Rollout, group: Group) -> tuple[str, str | None]:
+    round_ = rollout.round_of(group)
+    return round_.prompts[group.index], round_.sources[group.index]
 
 
 def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:
