@@ -39,6 +39,7 @@ from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_reward_funcs, with_checked_values
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
+from .run.counts import note_rollouts
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
@@ -375,6 +376,7 @@ class DAPOTrainer(Checkpoints):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
             del metrics[name]  # a tracker takes no `None`
+        note_rollouts(metrics)
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -468,6 +468,14 @@ def test_a_partial_group_is_neither_accepted_nor_dropped():
     assert figures.by_source == {"aime": ([1], [0.5])}
 
 
+def test_the_price_of_a_trained_token_weighs_means_by_the_rollouts_they_are_over(tmp_path):
+    """1,000 tokens for 400, three times, and then 600 for 600: 3,600 for 1,800, and not 1,600 for 1,000."""
+    many = {"dynamic_sampling/tokens_generated": 1000.0, "dynamic_sampling/tokens_trained": 400.0, "rollouts": 3.0}
+    one = {"dynamic_sampling/tokens_generated": 600.0, "dynamic_sampling/tokens_trained": 600.0}
+    page = Page(write_report([write_state(tmp_path / "run", [entry(3, **many), entry(4, **one)])]))
+    assert "2.00" in [cell.strip() for cell in page.cells]
+
+
 def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all():
     # "a" is accepted in the first 5 of 10 rollouts, "b" never.
     rows = [group(i, "x", 1 if i < 5 else 0, None if i < 5 else "all_wrong", source="a") for i in range(10)]

@@ -21,7 +21,7 @@ it is large enough, so whenever a run is killed it leaves whole rollouts.
 
 import itertools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ from ..sampling.rollout import Rollout
 from ..sampling.rounds import Round
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
+from .counts import DROPPED, SAMPLING
 from .files import keep_earlier, replacing
 
 
@@ -312,6 +313,46 @@ def _read(path: Path) -> pa.Table | None:
             return pq.read_table(file)
     except (OSError, pa.ArrowException):  # a machine that lost its power may have lost the end of a file
         return None
+
+
+def read_rollouts(folder: str | os.PathLike, last_step: int) -> list[dict[str, Any]]:
+    """
+    The rollouts of a run that decided on groups, oldest first, each as an entry of a log that was written after it:
+    its last step, how many groups it sampled and dropped, and the mean of each reward over their completions.
+    """
+    steps: dict[int, int] = {}
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
+    rewards: dict[int, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
+    for path in _paths(Path(folder) / LEDGER_NAME):
+        rows = _read(path)
+        if rows is None:
+            return []
+        rows = rows.filter(pc.not_equal(rows["outcome"], PARTIAL))
+        numbers = rows["rollout"].to_numpy()
+        groups = zip(numbers.tolist(), rows["step"].to_pylist(), rows["drop_reason"].to_pylist(), strict=True)
+        for number, step, reason in groups:
+            steps[number] = step
+            counts[number][f"{SAMPLING}groups_generated"] += 1
+            if reason is not None:
+                counts[number][f"{DROPPED}{reason}"] += 1
+        for name in (name for name in rows.column_names if name.startswith(REWARDS)):
+            column = rows[name].combine_chunks()
+            values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
+            of_rollout = numbers[pc.list_parent_indices(column).to_numpy()]
+            for number in np.unique(of_rollout).tolist():
+                rewards[number][f"{name}/mean"].append(values[(of_rollout == number) & ~np.isnan(values)])
+    found = sorted(steps.items())
+    ends = [*(step - 1 for _, step in found[1:]), last_step]
+    return [
+        {"step": end, **counts[number], **_means(rewards[number])}
+        for (number, _), end in zip(found, ends, strict=False)  # without a rollout there is an end too many
+    ]
+
+
+def _means(parts_by_name: Mapping[str, list[np.ndarray]]) -> dict[str, float]:
+    """The mean of what has several parts, for each of which there is anything."""
+    joined = {name: np.concatenate(parts) for name, parts in parts_by_name.items()}
+    return {name: float(values.mean(dtype=np.float64)) for name, values in joined.items() if len(values)}
 
 
 def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa.Table | None:
