@@ -41,6 +41,7 @@ from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
+from .run.counts import note_rollouts
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
 from .run.preflight import Preflight
@@ -404,6 +405,7 @@ class DAPOTrainer(Checkpoints):
                     )
                 else:
                     extra[column] = deque(storable(values), values.maxlen)
+        note_rollouts(metrics)
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -4,6 +4,7 @@
 
 import asyncio
 import math
+from decimal import Decimal
 
 import pytest
 from evaluations import Deal, ask, asked, completions, mixed_prompts, sums
@@ -59,6 +60,19 @@ def test_the_last_number_by_hand(serve, tmp_path):
     ask(serve(in_turn(texts)), sums(len(CASES), solution=golds), tmp_path, k=1, scorer="last_number")
     rows = [(row["completion"], row["solution"], row["correct"], row["answer"]) for row in completions(tmp_path)]
     assert rows == CASES
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("scorer", ["dapo_math", "last_number"])
+def test_gold_answers_of_a_column_of_floats_are_the_numbers_that_they_are_in_training(serve, tmp_path, scorer):
+    """51.0 is 51, and 1e-07 is what nobody writes with an e."""
+    answers, golds = ["Answer: 51", "Answer: 0.0000001", "Answer: 2.5"], [51.0, 1e-07, 2.4]
+    ask(serve(in_turn(answers)), sums(3, solution=golds), tmp_path, k=1, scorer=scorer)
+    assert [(row["solution"], row["correct"]) for row in completions(tmp_path)] == [
+        ("51", True),
+        ("0.0000001", True),
+        ("2.4", False),
+    ]
 
 
 MODULE = """
@@ -237,3 +251,14 @@ def test_trls_accuracy_reward_gives_the_verdicts_of_math_verify(serve, tmp_path)
         assert [row["correct"] for row in completions(tmp_path)] == [False, True, False, False]
     assert summaries["math_verify"]["metrics"] == summaries["accuracy_reward"]["metrics"]
     assert len(server.requests) == 4
+
+
+@pytest.mark.fast
+def test_a_reward_is_above_zero_in_an_evaluation_by_as_much_as_in_training():
+    """What rounding leaves of a zero, 5.6e-17 or a float32's 3e-8, is no right answer."""
+
+    def reward(completions, **kwargs):
+        return [0.1 + 0.2 - 0.3, 3e-8, Decimal(1), True, None]
+
+    (verdicts,) = score([problem()], said(*"22222"), reward).of_problems
+    assert [verdict.correct for verdict in verdicts] == [False, False, True, True, None]

@@ -455,6 +455,27 @@ def test_outcomes_count_groups_and_tokens_by_reason():
     assert found == {"all_wrong": (2, 0.5, 0.8), "trained": (1, 0.25, 0.1), "all_correct": (1, 0.25, 0.1)}
 
 
+def test_a_partial_group_is_neither_accepted_nor_dropped():
+    """Its first two completions did not agree, and the batch was full before the rest was asked for."""
+    partial = {"outcome": "partial", "scored": 2, "tokens": 10, "source": "aime", "rewards/right": [1.0, 0.0]}
+    rows = [group(0, "a", 2, source="aime"), group(0, "b", 0, "all_wrong", source="aime"), group(0, "c", 1, **partial)]
+    figures = summarize_groups(ledger_of(*rows))
+    found = {row["outcome"]: (row["num_groups"], row["tokens"]) for row in figures.outcomes}
+    assert found == {"trained": (1, 0.4), "all_wrong": (1, 0.4), "partial": (1, 0.2)}
+    (source,) = figures.sources
+    assert (source["source"], source["num_groups"], source["all"], source["last"]) == ("aime", 2, 0.5, 0.5)
+    assert source["correct"] == 3 / 10  # of all completions that were scored
+    assert figures.by_source == {"aime": ([1], [0.5])}
+
+
+def test_the_price_of_a_trained_token_weighs_means_by_the_rollouts_they_are_over(tmp_path):
+    """1,000 tokens for 400, three times, and then 600 for 600: 3,600 for 1,800, and not 1,600 for 1,000."""
+    many = {"dynamic_sampling/tokens_generated": 1000.0, "dynamic_sampling/tokens_trained": 400.0, "rollouts": 3.0}
+    one = {"dynamic_sampling/tokens_generated": 600.0, "dynamic_sampling/tokens_trained": 600.0}
+    page = Page(write_report([write_state(tmp_path / "run", [entry(3, **many), entry(4, **one)])]))
+    assert "2.00" in [cell.strip() for cell in page.cells]
+
+
 def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all():
     # "a" is accepted in the first 5 of 10 rollouts, "b" never.
     rows = [group(i, "x", 1 if i < 5 else 0, None if i < 5 else "all_wrong", source="a") for i in range(10)]

@@ -9,7 +9,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward, normalize_answer, score_dapo_math
+from trl_dapo.rewards import (
+    DapoMathReward,
+    bare_number_reward,
+    dapo_math_reward,
+    last_number_reward,
+    math_verify_reward,
+    normalize_answer,
+    score_dapo_math,
+)
+from trl_dapo.rewards.dapo_math import completion_text, stated_answer
 
 
 pytestmark = pytest.mark.fast
@@ -113,6 +122,40 @@ def test_the_reward_reads_plain_and_conversational_completions():
     ]
     silent = [{"role": "assistant", "content": None}]
     assert dapo_math_reward(["Answer: 34", conversation, silent, []], ["34"] * 4) == [1.0, 1.0, -1.0, -1.0]
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "calculate"}}]}
+OF_OTHERS = [  # what a tool or an environment wrote last, where the budget ended
+    ([CALL, {"role": "tool", "content": "{}"}], 0.0),
+    ([{"role": "tool", "content": "{}"}], 0.0),
+    ([CALL, {"role": "user", "content": "{}"}], 0.0),
+    ([{"role": "assistant", "content": "{}"}, CALL, {"role": "tool", "content": "34"}], 0.0),
+    ([{"role": "assistant", "content": "{}"}, {"role": "tool", "content": "33"}], 1.0),
+    ([{"content": "{}"}], 1.0),  # as a rollout function of a user's may leave it
+]
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer"),
+    [
+        (dapo_math_reward, "Answer: 34"),
+        (math_verify_reward, "$\\boxed{34}$"),
+        (last_number_reward, "It is 34"),
+        (bare_number_reward, "34"),
+    ],
+)
+def test_what_a_tool_or_an_environment_wrote_is_no_answer_of_the_model(reward, answer):
+    completions = [
+        [{**message, "content": message["content"].replace("{}", answer)} for message in messages]
+        for messages, _ in OF_OTHERS
+    ]
+    expected = [score for _, score in OF_OTHERS]
+    rewards = reward(completions=completions, solution=["34"] * len(completions))
+    assert [max(value, 0.0) for value in rewards] == expected
+
+
+def test_what_a_tool_wrote_has_no_vote():
+    assert stated_answer(completion_text([CALL, {"role": "tool", "content": "Answer: 34"}])) is None
 
 
 @pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])

@@ -67,6 +67,60 @@ def test_the_best_reward_tells_all_correct_from_constant():
     assert drop_reasons(torch.tensor([[10.0, 10.0], [2.0, 2.0]]), None, task.criterion) == ["all_correct", "constant"]
 
 
+@pytest.mark.parametrize("total", [100.0, 1000.3])
+def test_two_rewards_of_one_sum_are_equal_however_large_and_however_they_share_it(total):
+    """Each is rounded to float32 by itself, so that the sums are up to 1e-4 apart."""
+    task = choose(["accuracy", "style"])
+    first_B = torch.rand(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * total
+    rewards_BF = torch.stack([first_B, total - first_B], dim=1).float()
+    assert task.of(rewards_BF).unique().numel() > 1
+    assert task.drop_reasons(rewards_BF, None, 8) == ["constant"] * 500
+    # What they share may be far less than either: here the sum is 0.3.
+    rewards_BF = torch.stack([total + first_B, 0.3 - total - first_B], dim=1).float()
+    assert task.drop_reasons(rewards_BF, None, 8) == ["constant"] * 500
+
+
+def test_rewards_that_differ_train_however_large():
+    task = choose(["score"])
+    assert task.drop_reasons(torch.tensor([[1e6], [1e6 + 1]]), None, 2) == [None]
+    assert task.drop_reasons(torch.tensor([[1000.3], [1000.301]]), None, 2) == [None]
+
+
+def test_a_reward_that_equals_the_threshold_is_not_above_it_however_large():
+    """float32(100.3) is 100.30000305, which is above the double 100.3 by more than 1e-6."""
+    task = choose(["score"], accuracy_threshold=100.3)
+    rewards_BF = torch.tensor([[100.3], [100.4]])
+    assert task.is_right(rewards_BF).tolist() == [False, True]
+    assert task.metrics([rewards_BF]) == {"task_accuracy": 0.5}
+    assert task.count_correct(rewards_BF, None, [None]) == [(1, 2)]
+    assert task.drop_reasons(rewards_BF[[0, 0]], None, 2) == ["all_wrong"]
+    task = choose(["accuracy", "style"], ["accuracy", "style"], accuracy_threshold=100.3)
+    assert task.is_right(torch.tensor([[70.1, 30.2], [60.2, 40.1], [60.2, 40.2]])).tolist() == [False, False, True]
+
+
+def test_values_that_rounding_tells_apart_are_one_value():
+    """100.3 and its neighbour in float32, which is 7.6e-6 above: with 0 two values, which are verdicts."""
+    next_to = torch.nextafter(torch.tensor(100.3), torch.tensor(101.0)).item()
+    assert choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [next_to]])).tells_right
+    assert not choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [100.4]])).tells_right
+
+
+def test_a_group_is_all_correct_by_the_best_that_the_functions_could_give_that_scored_it():
+    """Each of two named rewards is `None` for the other's prompts: 1 is the best there, and 2 where both score."""
+    task = choose(["math", "code"], ["math", "code"])
+    nan = math.nan
+    rewards_BF = torch.tensor([[1.0, nan]] * 2 + [[nan, 1.0]] * 2 + [[1.0, 1.0]] * 2 + [[1.0, 0.0]] * 2)
+    assert task.drop_reasons(rewards_BF, None, 2) == ["all_correct", "all_correct", "all_correct", "constant"]
+    # One completion that both scored could have got 2, and one that neither scored says nothing.
+    rewards_BF = torch.tensor([[1.0, nan], [1.0, 0.0], [1.0, nan], [nan, nan], [1.0, nan], [0.5, 0.5]])
+    assert task.drop_reasons(rewards_BF[:2], None, 2) == ["constant"]
+    assert task.drop_reasons(rewards_BF[[2, 2, 3]], None, 3) == ["all_correct"]
+    # Weights and the ends of `reward_scaling` count: 0.5 x 10 of one, 2 x 10 of the other.
+    task = choose(["math", "code"], ["math", "code"], weights=[0.5, 2.0], best=10.0)
+    rewards_BF = torch.tensor([[10.0, nan]] * 2 + [[nan, 10.0]] * 2 + [[nan, 2.5]] * 2)
+    assert task.drop_reasons(rewards_BF, None, 2) == ["all_correct", "all_correct", "constant"]
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
 def test_the_weight_of_the_reward_that_decides_moves_neither_its_threshold_nor_its_spread(weight):
     """With weight 0 accuracy says which groups train, and another reward how, as in verl's recipe."""

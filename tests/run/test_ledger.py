@@ -14,7 +14,8 @@ from helpers import launch, make_trainer, number
 
 from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run import ledger
-from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger
+from trl_dapo.run.counts import num_accepted
+from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger, read_rollouts
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rounds import Ask, Round, Rows
@@ -68,6 +69,37 @@ def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     assert set(rows["step"]) == {7}
 
 
+def test_what_equals_the_threshold_is_not_correct_in_the_ledger_either():
+    """100.3 in float32 is 3e-6 above the threshold."""
+    sampler = new_sampler(1)
+    sampler.add_round(sampled([100.3, 100.4], [1, 1]), [None])
+    task = TaskReward.choose(["right"], torch.ones(1), None, accuracy_threshold=100.3)
+    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task, ["right"], {})
+    assert rows["correct"].to_pylist() == [1]
+
+
+def test_the_ledger_tells_of_each_rollout_what_a_log_that_averages_does_not(parts, tmp_path):
+    """Of 4 and then 1 of 4 groups; a partial group, which decided nothing, is in neither."""
+    sampler = new_sampler(4)
+    sampler.add_round(sampled([1.0, 0.0] * 3 + [0.5, torch.nan], [1] * 8), [None] * 3 + ["unscored"])
+    task = TaskReward.choose(["right"], torch.ones(1), None)
+    parts.append(describe_groups(sampler.rollout, sampler.batch(), 0, task, ["right"], {}))
+    sampler.carry([])
+    sampler.begin()
+    sampler.add_round(sampled([1.0, 0.0] + [0.0] * 6, [1] * 8), [None] + ["all_wrong"] * 3)
+    rows = describe_groups(sampler.rollout, sampler.batch(), 2, task, ["right"], {})
+    parts.append(rows)
+    parts.append(rows.slice(0, 1).set_column(rows.column_names.index("outcome"), "outcome", pa.array(["partial"])))
+    sampling, dropped = "dynamic_sampling/groups_generated", "dynamic_sampling/dropped"
+    assert read_rollouts(tmp_path, last_step=5) == [
+        {"step": 2, sampling: 4, f"{dropped}/unscored": 1, "rewards/right/mean": 3.5 / 7},
+        {"step": 5, sampling: 4, f"{dropped}/all_wrong": 3, "rewards/right/mean": 1 / 8},
+    ]
+    assert read_rollouts(tmp_path / "elsewhere", last_step=5) == []
+    assert num_accepted(read_rollouts(tmp_path, last_step=5)) == 4
+    assert num_accepted([{sampling: 4}]) == 4  # none was dropped
+
+
 def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbered():
     sampler = new_sampler(1)
     for n in range(3):
@@ -83,14 +115,15 @@ def test_what_was_half_asked_in_an_earlier_rollout_and_is_given_up_is_told_of_wi
     sampler.num_generations = 4
     earlier = sampled([1.0, 0.0], [3, 4])
     old = Round.of_groups(Rows.empty(), earlier.rewards_BF, [2], earlier.lengths_B, earlier.truncated_B)
-    sampler.carry([old], {Group(0, 0): Ask("asked before", {}, 2)})
+    sampler.carry([old], {Group(0, 0): Ask("asked before", {"prompt": "p", "source": "aime"}, 2)})
     sampler.begin()
     whole = sampled([1.0, 0.0, 0.0, 0.0], [1] * 4)
     whole.prompts, whole.sources, whole.ages = ["p"], [None], [0]
     sampler.add_round(whole, [None])
     rows = rows_of(sampler).to_pydict()
     assert rows["prompt_id"] == ["asked before", "p"]
-    assert rows["outcome"] == ["surplus", "trained"]  # it would be three rollouts old
+    assert rows["outcome"] == ["partial", "trained"]  # it would be three rollouts old
+    assert rows["source"] == ["aime", None]
     assert rows["round"] == [0, 1]
     assert rows["seconds"] == [None, 0.0]
     assert rows["lengths"] == [[3, 4], [1] * 4]

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import launch, prompts, right, tiny_config
+from helpers import launch, mixed_unless_multiple_of_3, prompts, right, tiny_config
 from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
 from trl_dapo.run import terminal
+from trl_dapo.run.counts import note_rollouts
 from trl_dapo.run.terminal import HEADER, TerminalCallback, format_evaluation, format_row
 from trl_dapo.sampling.rollout import Totals
 
@@ -121,13 +122,39 @@ def test_durations_are_read_at_a_glance(seconds, text):
     assert terminal.format_duration(seconds) == text
 
 
+def timed(name="eval"):
+    """What transformers adds to the entry of an evaluation of this name."""
+    return {f"{name}_runtime": 1.0, f"{name}_samples_per_second": 8.0, f"{name}_steps_per_second": 2.0}
+
+
 def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are_none():
     scores = {"eval_aime_avg@4": 0.416, "eval_aime_pass@4": 0.6, "eval_aime_avg@4/geometry": 0.1}
-    entry = {"step": 10, "eval_aime_runtime": 1.0, "eval_reward": 0.2, **scores}
+    entry = {"step": 10, **timed("eval_aime"), "eval_reward": 0.2, **scores}
     assert format_evaluation(entry) == "    10 eval aime: avg@4 41.6%, pass@4 60.0%"
-    assert format_evaluation({"step": 10, "eval_runtime": 1.0, "eval_reward": 0.2}) == "    10 eval: reward 0.200"
-    assert format_evaluation({"step": 10, "train_runtime": 1.0}) is None
+    assert format_evaluation({"step": 10, **timed(), "eval_reward": 0.2}) == "    10 eval: reward 0.200"
+    assert format_evaluation({"step": 10, **timed("train")}) is None
     assert format_evaluation({"step": 10, "loss": 0.0}) is None
+
+
+def test_what_a_reward_function_or_a_callback_timed_is_no_evaluation():
+    judged = {"judge_runtime": 3.0, "judge_samples_per_second": 1.0}
+    assert format_evaluation({"step": 10, "loss": 0.0, **judged}) is None
+    assert format_evaluation({"step": 10, **timed("train"), **judged}) is None
+    assert format_evaluation({"step": 10, "judge_runtime": 3.0}) is None
+    # In an evaluation the figures of the reward function have `eval_` in front, and may come first.
+    entry = {"step": 10, "eval_judge_runtime": 3.0, **timed(), "eval_reward": 0.2}
+    assert format_evaluation(entry) == "    10 eval: reward 0.200"
+
+
+def test_a_reward_function_that_times_itself_changes_no_line_of_a_run(made, capsys):
+    def judge(completions, log_metric, **kwargs):
+        log_metric("judge_runtime", 3.0)
+        return right(completions=completions, **kwargs)
+
+    made(judge, max_steps=2, logging_steps=2).train()
+    assert "judge:" not in (said := capsys.readouterr().out)
+    assert [line.split()[0] for line in said.splitlines() if line[:6].strip().isdigit()] == ["2"]
+    assert "Judge:" not in said
 
 
 def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
@@ -149,11 +176,11 @@ def summed_up(history, totals=None, step=None, seconds=1, max_steps=None, **sett
 
 def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
     history = [
-        {"step": 0, "eval_runtime": 1.0, "eval_avg@4": 0.416, "eval_pass@4": 0.7},
+        {"step": 0, **timed(), "eval_avg@4": 0.416, "eval_pass@4": 0.7},
         {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5, "reward": 0.5, "rewards/right/mean": 0.25},
-        {"step": 2, "eval_runtime": 1.0, "eval_avg@4": 0.5, "eval_pass@4": 0.7},
+        {"step": 2, **timed(), "eval_avg@4": 0.5, "eval_pass@4": 0.7},
         {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0, "reward": 0.5, "rewards/right/mean": 0.75},
-        {"step": 4, "eval_runtime": 1.0, "eval_avg@4": 0.646, "eval_pass@4": 0.8},
+        {"step": 4, **timed(), "eval_avg@4": 0.646, "eval_pass@4": 0.8},
     ]
     first, second = {"sampling": 2.0, "rewards": 1.0}, {"sampling": 4.0, "update": 2.0, "other": 1.0}
     history[1] |= {f"timeline/{name}_seconds": value for name, value in first.items()}
@@ -185,11 +212,11 @@ def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
 
 
 def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
-    """With `num_iterations=2` every other step knows of no reward, the last one too."""
+    """With `num_iterations=2` every other step knows of no reward, the last one too, which is on the same rollout."""
     rollouts = [{"reward": value, "rewards/right/mean": value} for value in (0.25, 0.5, 0.75)]
     history = [entry | {"loss": 0.1} for rollout in rollouts for entry in (rollout, {})]
     history = [entry | {"step": step} for step, entry in enumerate(history, start=1)]
-    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in summed_up(history)
+    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-6)." in summed_up(history)
 
 
 def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_grpo():
@@ -202,11 +229,107 @@ def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_gr
         for step, each in enumerate((sampled, carried, {**sampled, "skipped_by_memory": 4}), start=1)
     ]
     lines = summed_up(history, Totals(16, 8, 640))
-    # 80 completions where GRPO has 3 x 40; of its groups 4 of 8 and 4 of 12 would be informative, 5 of 12 on average,
-    # and here 13 of 15 train.
-    times = "0.7 times as many per step as GRPOTrainer, for about 2.1 times as many informative groups"
+    # 80 completions where GRPO has 3 x 40; of its groups 8 of 20 would be informative, and here 13 of 15 train.
+    times = "0.7 times as many per step as GRPOTrainer, for about 2.2 times as many informative groups"
     assert f"Tokens:    640 generated: {times}." in lines
     assert not any(line.startswith("Advice:") for line in lines)
+
+
+def of_rollouts(*accepted, num_sampled=8, **others):
+    """Entries of rollouts of which so many groups were accepted, logged after each."""
+    return [
+        {"dynamic_sampling/groups_generated": num_sampled, "dynamic_sampling/dropped/all_wrong": num_sampled - number}
+        | {"dynamic_sampling/acceptance_rate": number / num_sampled, "step": step, "loss": 0.1, "reward": 0.5}
+        | others
+        for step, number in enumerate(accepted, start=1)
+    ]
+
+
+def logged_every(entries, number):
+    """What a log has of the same if several are averaged, with the rest in the entry of the run's end."""
+    windows = [entries[i : i + number] for i in range(0, len(entries), number)]
+    logged = []
+    for window in windows:
+        names = dict.fromkeys(name for each in window for name in each if name not in ("step", "loss"))
+        values = {name: [each[name] for each in window if name in each] for name in names}
+        values["timeline/update_seconds"] = [1.0] * len(window)
+        note_rollouts(values)
+        averaged = {name: sum(found) / len(found) for name, found in values.items()}
+        is_whole = len(window) == number
+        logged.append(
+            averaged | {"step": window[-1]["step"]} | ({"loss": 0.1} if is_whole else {"train_runtime": 9.0})
+        )
+    return logged
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 7])
+def test_what_a_summary_compares_with_grpo_does_not_depend_on_how_often_a_run_logs(number):
+    """
+    Of 8, 16, 8 and 24 groups 4, 4, 8 and 4 are accepted, and in two rollouts a user's rule drops some: 20 of 56. With
+    the 8 that the memory skipped in one, GRPO would train on 20 of 64 and here 20 of 20 train: 3.2 times as many.
+    """
+    entries = [
+        each
+        for accepted, sampled in ((4, 8), (4, 16), (8, 8), (4, 24))
+        for each in of_rollouts(accepted, num_sampled=sampled, **trained_on(accepted, sampled))
+    ]
+    for step, entry in enumerate(entries, start=1):
+        entry["step"] = step
+    entries[1] |= {"dynamic_sampling/dropped/late": 2.0, "dynamic_sampling/dropped/all_wrong": 10}
+    entries[2]["dynamic_sampling/skipped_by_memory"] = 8
+    lines = summed_up(logged_every(entries, number), Totals(56, 20, 640), step=4)
+    times = "2.8 times as many per step as GRPOTrainer, for about 3.2 times as many informative groups"  # 56 / 20
+    assert f"Tokens:    640 generated: {times}." in lines
+    assert "Time:      0% sampling, 0% rewards, 100% updates, 0% evaluations and checkpoints." in lines
+
+
+def trained_on(accepted, sampled):
+    return {
+        "dynamic_sampling/groups_trained": accepted,
+        "dynamic_sampling/shortfall": 0,
+        "dynamic_sampling/completions_generated": 4 * sampled,
+        "dynamic_sampling/completions_trained": 4 * accepted,
+        "dynamic_sampling/skipped_by_memory": 0,
+    }
+
+
+def test_a_summary_says_of_which_steps_a_figure_is_and_leaves_out_none():
+    """Rollouts of 6, 2, 8 and 2, and then 8 and 0 of 8 groups accepted: 18 of 32 in steps 1 to 4, then 8 of 16."""
+    entries = of_rollouts(6, 2, 8, 2, 8, 0)
+    said = [line for line in summed_up(logged_every(entries, 4), Totals(48, 26, 7), step=6) if line[:3] == "Gro"]
+    assert said == ["Groups:    26 trained of 48 sampled; accepted 56.2% -> 50.0% (means of steps 1-4 -> 5-6)."]
+    said = [line for line in summed_up(logged_every(entries, 6), Totals(48, 26, 7), step=6) if line[:3] == "Gro"]
+    assert said == ["Groups:    26 trained of 48 sampled; accepted 54.2% (means of steps 1-6)."]
+    # Where the ledger knows each rollout, the first is compared with the last whatever was logged.
+    rollouts = [{name: value for name, value in entry.items() if name != "loss"} for entry in entries]
+    for number in (1, 4, 6):
+        lines = summed_up(logged_every(entries, number), Totals(48, 26, 7), step=6, rollouts=rollouts)
+        assert "Groups:    26 trained of 48 sampled; accepted 75.0% -> 0.0% (means of steps 1 -> 6)." in lines
+
+
+def test_a_row_weighs_windows_by_their_rollouts():
+    """Three rollouts with 6 of 24 groups accepted, and one with 8 of 8: 14 of 32."""
+    first, last = logged_every(of_rollouts(2, 2, 2), 3) + logged_every(of_rollouts(8, reward=1.0), 1)
+    assert format_row([first, last], 4, None).split()[1:4:2] == ["0.625", "43.8%"]  # 3 x 0.5 and 1.0 over 4
+
+
+@pytest.mark.parametrize("logging_steps", [1, 2, 3, 4])
+def test_a_run_is_summed_up_alike_however_often_it_logs(made, capsys, logging_steps):
+    """
+    Prompts 0, 3, 6, ... of 16 are never solved, and in a group of the others one completion of 4 is right. Four are
+    sampled at a time until four are accepted: 5 of 8 at first, of which one is carried, 3 of 4, 4 of 8, 6 of 8. So
+    GRPO would train on 18 of 28 groups, and 28 groups are sampled for 16.
+    """
+    made(script=mixed_unless_multiple_of_3, max_steps=4, logging_steps=logging_steps, shuffle_dataset=False).train()
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(("Groups:", "Tokens:", "Reward"))
+    ]
+    assert lines == [
+        "Groups:    16 trained of 28 sampled; accepted 62.5% -> 75.0% (means of steps 1 -> 4).",
+        "Tokens:    672 generated: 1.8 times as many per step as GRPOTrainer, for about 1.6 times as many informative "
+        "groups.",
+        "Rewards:   right 0.156 -> 0.188 (means of steps 1 -> 4).",  # 5 of 32, and 6 of 32
+    ]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,19 @@ def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
     assert {name: log[name] for name in expected} == pytest.approx(expected)
 
 
+def test_groups_whose_totals_differ_by_rounding_alone_have_equal_rewards():
+    """700.1 + 300.2 and 500.15 + 500.15 are 3e-5 apart as TRL holds them, in float32; 700.1 + 300.3 is another sum."""
+    prompts = PromptStream(Dataset.from_dict({"prompt": list("abcd")}), seed=0)
+    sampler = Sampler(prompts, target=2, num_generations=2)
+    sampler.begin()
+    rewards_BF = torch.tensor([[700.1, 300.2], [500.15, 500.15], [700.1, 300.2], [700.1, 300.3]])
+    facts = torch.ones(4).long(), torch.zeros(4).bool()
+    metrics = {"frac_reward_zero_std": [0.0]}  # by a standard deviation, as in TRL
+    sampler.add_round(Round(["a", "b"], Rows.empty(), rewards_BF, *facts, {}, metrics), ["constant", None])
+    log = rollout_log(sampler, sampler.batch(), ["one", "other"], torch.ones(2), {})
+    assert log["frac_reward_zero_std"] == 1 / 2
+
+
 def test_where_all_were_cut_off_the_lengths_of_those_that_ended_are_zero():
     metrics = rollout_metrics([round_of("0101", [5, 6, 7, 8], "1111", ["x"])], ["right"], torch.ones(1))
     assert metrics["completions/mean_terminated_length"] == metrics["completions/max_terminated_length"] == 0

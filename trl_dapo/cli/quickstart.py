@@ -39,6 +39,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ..config import DAPOConfig
 from ..evaluation import compare, evaluate, print_comparison
 from ..report import plot_comparison
+from ..run import counts
 from ..run.terminal import TerminalCallback
 from ..settings.warnings import leave_out_renaming_warnings
 from ..trainer import DAPOTrainer
@@ -249,7 +250,7 @@ def count_generated_tokens(log_history: list[dict]) -> int:
     total = 0.0
     for entry in log_history:
         if "dynamic_sampling/tokens_generated" in entry:
-            total += entry["dynamic_sampling/tokens_generated"]
+            total += counts.total([entry], "dynamic_sampling/tokens_generated")
         elif "completions/mean_length" in entry:  # of `GRPOTrainer`, which samples one batch per step
             total += entry["completions/mean_length"] * NUM_PROMPTS * NUM_COMPLETIONS
     return round(total)

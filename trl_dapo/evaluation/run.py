@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..rewards.dapo_math import completion_text, loggable
+from ..rewards.dapo_math import content_text, gold_text, loggable
 from ..run.files import replacing
 from ..run.stopwatch import SILENCE, calling
 from ..sampling.example_names import digest
@@ -514,6 +514,17 @@ def summarise(
     }
 
 
+def _last_text(prompt: str | list[dict[str, Any]]) -> str:
+    """The text of a prompt: of messages the last one's, which asks."""
+    return prompt if isinstance(prompt, str) else content_text(prompt[-1].get("content"))
+
+
+def _as_text(solution: Any) -> str | None:
+    """A gold answer as a file shows it, a float as plain digits: 51.0 is the answer 51."""
+    text = gold_text(solution) if isinstance(solution, float) else solution
+    return None if text is None else loggable(str(text))
+
+
 def write_completions(
     path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts: Verdicts
 ) -> None:
@@ -525,8 +536,8 @@ def write_completions(
             "id": loggable(problem.id),
             "source": loggable(problem.source),
             "index": i,
-            "prompt": loggable(completion_text(problem.prompt)),
-            "solution": None if problem.solution is None else loggable(str(problem.solution)),
+            "prompt": loggable(_last_text(problem.prompt)),
+            "solution": _as_text(problem.solution),
             "completion": loggable(completion.text),
             "answer": None if verdict.answer is None else loggable(verdict.answer),
             "correct": verdict.correct,

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from ..rewards.dapo_math import completion_text
+from ..rewards.dapo_math import content_text
 from ..settings.secrets import LEFT_OUT, without_secrets
 from .jobs import Completion, Job, OnCompletion, Sampling
 
@@ -178,7 +178,7 @@ class _Server:
     def _read(self, answer: Any) -> Completion:
         choice = answer["choices"][0]
         message = choice.get("message")
-        text = choice["text"] if message is None else completion_text([message])
+        text = choice["text"] if message is None else content_text(message.get("content"))
         if not isinstance(text, str):
             raise TypeError(f"a completion is text, not {type(text).__name__}")
         reasoned = not text.strip() and message is not None and any(message.get(field) for field in _REASONING_FIELDS)

@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from ..number_format import format_count
+from ..run.counts import ROLLOUTS, total
 from ..version import __version__
 from . import drawing
 from .drawing import (
@@ -128,8 +129,7 @@ def _summary(run: Run) -> dict[str, str | None]:
         state = f"finished early, at {step}{of}"
     else:
         state = f"finished, {step}"
-    _, generated = series(log_history, "dynamic_sampling/tokens_generated")
-    _, trained = series(log_history, "dynamic_sampling/tokens_trained")
+    generated, trained = (_total(log_history, f"dynamic_sampling/tokens_{what}") for what in ("generated", "trained"))
     _, tokens = series(log_history, "num_tokens")
     return {
         "state": state,
@@ -139,10 +139,15 @@ def _summary(run: Run) -> dict[str, str | None]:
         "accuracy": _latest(series(log_history, "task_accuracy"), "{:.0%}"),
         "informative": _latest(INFORMATIVE.find(log_history).get("informative"), "{:.0%}"),
         "acceptance": _latest(series(log_history, "dynamic_sampling/acceptance_rate"), "{:.0%}"),
-        "price": f"{sum(generated) / sum(trained):.2f}" if sum(trained) > 0 else None,
+        "price": f"{generated / trained:.2f}" if trained > 0 else None,
         "tokens": format_count(tokens[-1]) if tokens else None,
         "evaluation": _last_evaluation(log_history),
     }
+
+
+def _total(log_history: list[dict], metric: str) -> float:
+    """The sum of a metric over all rollouts, of entries that hold numbers."""
+    return total([e for e in log_history if is_number(e.get(metric)) and is_number(e.get(ROLLOUTS, 1.0))], metric)
 
 
 def _latest(points: Points | None, template: str) -> str | None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ..evaluation import compare
 from ..evaluation.jobs import SUMMARY_FILE, has_fields
 from ..run.checkpoint import last_complete_checkpoint
-from ..run.ledger import REWARDS, TEXT, as_text, choose, read_ledger
+from ..run.ledger import PARTIAL, REWARDS, TEXT, as_text, choose, read_ledger
 from ..run.log import LOG_HISTORY_NAME, SETTINGS_NAME
 from ..sampling.example_names import shown_names
 
@@ -283,7 +283,9 @@ def summarize_groups(rows: pa.Table) -> GroupFigures:
     """A ledger's rows, of which there is one at least, in figures."""
     scalars = [name for name in rows.column_names if not pa.types.is_nested(rows.schema.field(name).type)]
     groups = rows.select([name for name in scalars if name not in TEXT]).to_pandas()
-    groups["accepted"] = groups["outcome"] != "dropped"
+    # A partial group is neither accepted nor dropped: missing, it is in no share.
+    accepted = (groups["outcome"] != "dropped").astype(float)
+    groups["accepted"] = accepted.mask(groups["outcome"] == PARTIAL)
     with_text = rows.filter(rows["completions"].is_valid())
     sources = _sources(groups)
     shown = shown_names(groups["prompt_id"].unique())
@@ -320,14 +322,15 @@ def _sources(groups: pd.DataFrame) -> list[dict[str, Any]]:
     first, last = groups["rollout"].quantile([0.2, 0.8])
     figures = []
     parts = iter(groups.groupby("source", dropna=False))  # pandas 2.2 cannot count parts of which one has no name
-    for source, of_source in sorted(parts, key=lambda part: -len(part[1])):
-        rollouts, accepted = of_source["rollout"], of_source["accepted"]
+    for source, of_source in sorted(parts, key=lambda part: -part[1]["accepted"].count()):
+        accepted = of_source["accepted"].dropna()
+        rollouts = of_source["rollout"][accepted.index]
         spans = {"first": accepted[rollouts <= first], "last": accepted[rollouts >= last], "all": accepted}
         correct, scored = of_source["correct"].sum(min_count=1), of_source["scored"].sum()
         figures.append(
             {
                 "source": None if pd.isna(source) else source,
-                "num_groups": len(of_source),
+                "num_groups": len(accepted),
                 **{name: float(span.mean()) if len(span) else None for name, span in spans.items()},
                 "correct": None if pd.isna(correct) or not scored else float(correct / scored),
             }
@@ -343,7 +346,7 @@ def _by_source(groups: pd.DataFrame, sources: list[str | None]) -> dict[str, tup
     points = {}
     for source in sources:
         chosen = groups["source"].isna() if source is None else groups["source"] == source
-        rates = groups.loc[chosen, "accepted"].groupby(span[chosen]).mean()
+        rates = groups.loc[chosen, "accepted"].groupby(span[chosen]).mean().dropna()
         points["no source" if source is None else source] = [int(steps[i]) for i in rates.index], rates.tolist()
     return points
 
@@ -381,7 +384,8 @@ def _opened(with_text: pa.Table) -> list[dict[str, Any]]:
     places: dict[str, list[int]] = {}
     outcomes, reasons = (with_text[name].to_pylist() for name in ("outcome", "drop_reason"))
     for place, (outcome, reason) in enumerate(zip(outcomes, reasons, strict=True)):
-        places.setdefault("accepted" if outcome != "dropped" else reason, []).append(place)
+        verdict = {"dropped": reason, PARTIAL: PARTIAL}.get(outcome, "accepted")
+        places.setdefault(verdict, []).append(place)
     return [
         {
             **{name: row[name] for name in FACTS},

@@ -160,7 +160,7 @@ def without_delimiters(answer: str) -> str:
 
 
 def gold_text(gold: Any) -> str | None:
-    """A gold answer as text, a whole number without `.0`; `None` for `None`, NaN and an empty text."""
+    """A gold answer as text, a number as plain digits, whole ones without `.0`; `None` for `None`, NaN and no text."""
     if gold is None or isinstance(gold, str):
         return gold if gold and not gold.isspace() else None
     if not isinstance(gold, (numbers.Real, Decimal)):
@@ -169,8 +169,11 @@ def gold_text(gold: Any) -> str | None:
         return None
     if isinstance(gold, numbers.Integral) or not math.isfinite(gold):
         return str(gold)
-    whole = int(gold)  # type: ignore[arg-type]  # every real number has one, though `numbers.Real` names only `trunc`
-    return str(whole if gold == whole else gold)
+    if isinstance(gold, numbers.Rational):
+        return str(gold)
+    # The digits that a float is written with: 1e23 is no whole number of 24 other digits, and no text has 1e-07.
+    number = Decimal(str(gold))
+    return str(int(number)) if number == number.to_integral_value() else f"{number:f}"
 
 
 def content_text(content: Any) -> str:
@@ -190,13 +193,16 @@ def content_text(content: Any) -> str:
 
 
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
-    """The text that a reward function scores: a plain completion, or its last message's."""
+    """
+    The text that a reward function scores: a plain completion, or the last message that the model wrote.
+
+    What a tool or an environment wrote is no answer, also where the completion ends with it.
+    """
     if isinstance(completion, str):
         return completion
-    if isinstance(completion, (list, tuple)) and not completion:
-        return ""
-    if isinstance(completion, (list, tuple)) and isinstance(completion[-1], dict):
-        return content_text(completion[-1].get("content"))
+    if isinstance(completion, (list, tuple)) and all(isinstance(message, dict) for message in completion):
+        own = [message for message in completion if message.get("role", "assistant") == "assistant"]
+        return content_text(own[-1].get("content")) if own else ""
     raise TypeError(
         f"A completion is {completion!r:.80} ({type(completion).__name__}); expected text, or a list of messages."
     )

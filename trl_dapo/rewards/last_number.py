@@ -1,27 +1,52 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Plain answers: the last number of a text."""
+r"""Plain answers: the last number of a text.
+
+A number may have a sign, thousands separated by commas, by the narrow spaces of typography or by LaTeX's `{,}` and
+`\,`, and a power of ten: `1.5e3`. Every expression below takes a time that grows with the length of the text.
+"""
 
 import re
+import unicodedata
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from .dapo_math import completion_text, gold_text
 
 
-_SIGN = r"(?:(?<![\w)\]}])([-+\u2212]))?"  # 17-3 ends in 3
-_DIGITS = r"((?<!\w)(?<!\d\.)(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
-_NUMBER = re.compile(_SIGN + r"\\?\$?" + _DIGITS)
+# Letters after which a number may begin: Chinese, Japanese and Korean have no space there, and `x2` is a name.
+_NAME = "[^\\W\u2e80-\ud7ff]"
+_DIGITS = (
+    rf"(?:(?<!{_NAME})(?<![0-9]\.)(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+    rf"|(?<!{_NAME})(?<!\.)\.[0-9]+)"
+    rf"(?:[eE][-+]?[0-9]+(?!{_NAME}|\.[0-9]))?"
+)
+_NUMBER = re.compile(_DIGITS)
+_ONLY_A_NUMBER = re.compile(rf"(?P<sign>[-+])? *\\?\$?(?P<number>{_DIGITS})")
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_AS_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("\N{MINUS SIGN}\N{EN DASH}\N{FULLWIDTH HYPHEN-MINUS}\N{SMALL HYPHEN-MINUS}", "-"),
+        "\N{FULLWIDTH PLUS SIGN}": "+",
+        "\N{FULLWIDTH FULL STOP}": ".",
+        "\N{FULLWIDTH DOLLAR SIGN}": "$",
+    }
+)
+_SPACES = " \t\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
+_THOUSANDS = re.compile(rf"(?<=[0-9])(?:[{_SPACES[2:]}]|\\,)(?=[0-9]{{3}}(?![0-9]))")
+_ENDS_A_TERM = re.compile(r"[\w)\]}-]")  # 17-3 ends in 3
+_BEFORE_A_SIGN = frozenset("=([{:,<\u2248\u2264\u2265")
+_MOST_ZEROS = 400  # that are written out; a float has up to 324
+_MOST_EXPONENT_DIGITS = 9
 
 
 def last_number_reward(
     completions: list, solution: list, log_extra: Callable[[str, list], None] | None = None, **kwargs: Any
 ) -> list[float | None]:
     """Reward function: 1 where the last number is the gold answer, else 0; `None` where the gold one is no number."""
-    found = [_NUMBER.findall(_with_plain_commas(completion_text(completion))) for completion in completions]
-    answers = [_plain(*numbers[-1]) if numbers else "" for numbers in found]
-    texts = [_with_plain_commas(gold_text(gold) or "").lstrip(" \n\\$").rstrip(" \n\\$%.") for gold in solution]
-    golds = [number and _plain(*number.groups()) for number in map(_NUMBER.fullmatch, texts)]
+    answers = [_last_number(completion_text(completion)) for completion in completions]
+    golds = [_gold_number(gold_text(gold) or "") for gold in solution]
     if log_extra is not None:
         log_extra("last_number_answer", answers)
     return [None if gold is None else float(answer == gold) for answer, gold in zip(answers, golds, strict=True)]
@@ -29,16 +54,60 @@ def last_number_reward(
 
 def bare_number_reward(completions: list, **kwargs: Any) -> list[float]:
     """Reward function for the form of a plain answer: 1 where a completion is a number and nothing else, else 0."""
-    return [float(_NUMBER.fullmatch(completion_text(completion).strip()) is not None) for completion in completions]
+    texts = (_in_ascii(completion_text(completion)).strip() for completion in completions)
+    return [float(_ONLY_A_NUMBER.fullmatch(text) is not None) for text in texts]
 
 
-def _with_plain_commas(text: str) -> str:
-    """`1{,}234` and `1,\\!234`, as LaTeX separates thousands, as 1,234."""
-    return text.replace("{,}", ",").replace(",\\!", ",")
+def _last_number(text: str) -> str:
+    """The last number of a text, written as equal numbers are; empty if there is none."""
+    text = _in_ascii(text).strip()
+    last = deque(_NUMBER.finditer(text), maxlen=1)
+    return _plain(last[0][0], is_negative=_has_minus(text[: last[0].start()])) if last else ""
 
 
-def _plain(sign: str | None, digits: str) -> str:
-    """Digits alone, the same for equal numbers."""
-    whole, _, decimals = digits.replace(",", "").partition(".")
-    text = ((whole.lstrip("0") or "0") + "." + decimals.rstrip("0")).rstrip(".")
-    return f"-{text}" if sign in ("-", "\u2212") and text != "0" else text
+def _gold_number(text: str) -> str | None:
+    found = _ONLY_A_NUMBER.fullmatch(_in_ascii(text).lstrip(" \n\\$").rstrip(" \n\\$%."))
+    return found and _plain(found["number"], is_negative=found["sign"] == "-")
+
+
+def _has_minus(before: str) -> bool:
+    """Whether what stands before a number makes it negative, and is no subtraction, range, list or dash."""
+    before = before.removesuffix("$").removesuffix("\\")
+    up_to_sign = before.rstrip(_SPACES)
+    if not up_to_sign.endswith("-"):
+        return False
+    left = up_to_sign[:-1]
+    if up_to_sign == before:
+        return _ENDS_A_TERM.match(left[-1:]) is None
+    # With a space behind it, a minus is a sign only where nothing can be subtracted from.
+    opens_a_formula = left.endswith("$")
+    left = left.rstrip(_SPACES)
+    return not left or opens_a_formula or left[-1] in _BEFORE_A_SIGN
+
+
+def _in_ascii(text: str) -> str:
+    r"""The text with digits and signs as keyboards have them, and thousands separated by commas."""
+    if not text.isascii():
+        text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_AS_ASCII))
+    text = text.replace("{,}", ",").replace(",\\!", ",")
+    return _THOUSANDS.sub(",", text)
+
+
+def _plain(number: str, is_negative: bool) -> str:
+    """One text for equal numbers: digits with a point, or with a power of ten where too many zeros would be needed."""
+    mantissa, _, exponent = number.replace(",", "").lower().partition("e")
+    whole, _, decimals = mantissa.partition(".")
+    digits = (whole + decimals).lstrip("0")
+    if not digits:
+        return "0"
+    sign = "-" if is_negative else ""
+    if len(exponent.lstrip("+-0")) > _MOST_EXPONENT_DIGITS:
+        return f"{sign}{digits}e{exponent}"
+    significant = digits.rstrip("0")
+    power = int(exponent or "0") - len(decimals) + len(digits) - len(significant)
+    if 0 <= power <= _MOST_ZEROS + len(digits):
+        return sign + significant + "0" * power
+    if 0 < -power <= _MOST_ZEROS + len(significant):
+        padded = significant.rjust(1 - power, "0")
+        return f"{sign}{padded[:power]}.{padded[power:]}"
+    return f"{sign}{significant}e{power}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, task_reward
+from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, reward_sizes, task_reward
+from ..sampling.equal_rewards import margin
 from ..settings.rules import is_length_penalty
 from .scaling import scale_reward
 
@@ -34,6 +35,7 @@ class TaskReward:
     # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
     # for well-formatted nonsense.
     knows_right: bool
+    best: float = 1.0  # what a reward function gives for what cannot be done better
     # Of rewards that nobody named: three values, or a model's, are no verdicts. Groups train by their spread still.
     is_named: bool = False
     is_graded: bool = False
@@ -47,8 +49,12 @@ class TaskReward:
     def having_seen(self, rewards_BF: Tensor) -> "TaskReward":
         if self.is_named or self.is_graded:
             return self
-        rewards_B = self.of(rewards_BF)
-        values = self.values | {round(value, 6) for value in rewards_B[~rewards_B.isnan()].unique().tolist()}
+        rewards_B, values = self.of(rewards_BF), self.values
+        for value in rewards_B[~rewards_B.isnan()].unique().tolist():
+            if all(abs(value - seen) > margin(abs(value)) for seen in values):
+                values |= {value}
+            if len(values) > 2:
+                break
         return self if values == self.values else replace(self, values=values, is_graded=len(values) > 2)
 
     @classmethod
@@ -113,6 +119,7 @@ class TaskReward:
             is_task_F=is_task_F,
             criterion=criterion,
             knows_right=knows_right,
+            best=best,
             is_named=bool(chosen) or (min_accuracy, max_accuracy, accuracy_threshold) != (0.0, 1.0, 0.0),
             is_graded=accuracy_threshold == 0.0 and not {*models}.isdisjoint(deciding),
         )
@@ -135,6 +142,16 @@ class TaskReward:
     def of(self, rewards_BF: Tensor) -> Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
 
+    def _sizes(self, rewards_BF: Tensor) -> Tensor:
+        return reward_sizes(rewards_BF, self.weights_F, self.is_task_F)
+
+    def _full_scores(self, rewards_BF: Tensor) -> Tensor:
+        """What each completion could get at best: of the functions that scored it, as others are for other prompts."""
+        if not self.knows_right:
+            return torch.full((len(rewards_BF),), math.inf, dtype=torch.double, device=rewards_BF.device)
+        best_BF = torch.full_like(rewards_BF, self.best).masked_fill(rewards_BF.isnan(), torch.nan)
+        return self.of(best_BF)
+
     def scaled(self, rewards_BF: Tensor, scaling: Sequence[float] | None) -> Tensor:
         """The rewards with the task's own scaled, as `reward_scaling` asks."""
         if scaling is None:
@@ -148,7 +165,9 @@ class TaskReward:
     def drop_reasons(self, rewards_BF: Tensor, masked_B: Tensor | None, num_generations: int) -> list[str | None]:
         """For each group `None`, or why it is dropped; `masked_B` says which completions overlong filtering masks."""
         rewards_NG = self.of(rewards_BF).view(-1, num_generations)
-        return drop_reasons(rewards_NG, None if masked_B is None else masked_B.view_as(rewards_NG), self.criterion)
+        masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
+        sizes_NG, full_NG = (of(rewards_BF).view_as(rewards_NG) for of in (self._sizes, self._full_scores))
+        return drop_reasons(rewards_NG, masked_NG, self.criterion, sizes_NG, full_NG)
 
     def count_correct(
         self, rewards_BF: Tensor, masked_B: Tensor | None, reasons: list[str | None], num_known: int = 0
@@ -156,10 +175,12 @@ class TaskReward:
         """Correct and scored completions of each group, as the decision on it takes them, without the first known."""
         rewards_NG = self.of(rewards_BF).view(len(reasons), -1)
         masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
-        return count_correct(rewards_NG, masked_NG, reasons, self.criterion, num_known)
+        sizes_NG = self._sizes(rewards_BF).view_as(rewards_NG)
+        return count_correct(rewards_NG, masked_NG, reasons, self.criterion, num_known, sizes_NG)
 
     def is_right(self, rewards_BF: Tensor) -> Tensor:
-        return is_correct(self.of(rewards_BF), self.criterion)
+        """Whether each completion is right; one that was not scored is not."""
+        return is_correct(self.of(rewards_BF), self.criterion, self._sizes(rewards_BF))
 
     def metrics(self, groups: Iterable[Tensor], skipped: Iterable[float] = ()) -> dict[str, float]:
         """The share of a prompt's completions that is right, in the mean; of skipped prompts what was expected."""

@@ -7,8 +7,9 @@
                                             asked before, and given up, or when the run ended); optimizer steps
                                             behind the policy that sampled, or sampled its rest
     prompt_id, source                       what was asked
-    outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, or
-                                            half asked, and the batch was full) or "dropped", and why
+    outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, and
+                                            the batch was full), "dropped", and why, or "partial" (only the first
+                                            completions were sampled, which decide nothing)
     correct, scored                         completions; `correct` is null where nothing says what is right
     tokens, seconds                         of the group, without those of tools; of its whole round
     lengths, truncated, rewards/<name>      of each completion
@@ -20,7 +21,7 @@ it is large enough, so whenever a run is killed it leaves whole rollouts.
 
 import itertools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,12 +37,13 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..rewards.task_reward import TaskReward
-from ..sampling.drop_reasons import is_correct
+from ..sampling.example_names import problem_source
 from ..sampling.refill import Batch, Group
 from ..sampling.rollout import Rollout
 from ..sampling.rounds import Round
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
+from .counts import DROPPED, SAMPLING
 from .files import keep_earlier, replacing
 
 
@@ -51,6 +53,7 @@ LEDGER_NAME = "rollouts"
 # From here on a part is left alone: what is written again with every rollout stays small.
 PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
+PARTIAL = "partial"  # the outcome of a group of which only the first completions were sampled
 TEXT = ("prompt", "completions")
 Text = tuple[str, list[str]]
 
@@ -183,7 +186,7 @@ def describe_groups(
     pieces = [rollout.round_of(group).piece(group.index) for group in groups]
     ends = list(itertools.accumulate(len(rows) for _, rows in pieces))
     outcomes = {
-        **dict.fromkeys(rollout.half, "surplus"),
+        **dict.fromkeys(rollout.half, PARTIAL),
         **dict.fromkeys(rollout.dropped, "dropped"),
         **dict.fromkeys(rollout.accepted, "surplus"),
         **dict.fromkeys(batch.carry, "carried"),
@@ -198,10 +201,11 @@ def describe_groups(
 
     rewards_BF, lengths_B = of_rows("rewards_BF"), of_rows("lengths_B").int()
     task_B = task.of(rewards_BF)
-    correct_B = is_correct(task_B, task.criterion)  # NaN is not
+    correct_B = task.is_right(rewards_BF)
     numbers = [rollout.number_of(group) for group in groups]
-    half = {group: ask.name for group, ask in rollout.half.items()}
-    names = [half.get(group) or rollout.round_of(group).prompts[group.index] for group in groups]
+    # A carried round no longer knows its prompts.
+    partial = {group: (ask.name, problem_source(ask.example)) for group, ask in rollout.half.items()}
+    named = [partial.get(group) or _name_and_source(rollout, group) for group in groups]
     columns = {
         "rollout": pa.array([rollout.number] * len(groups), pa.int32()),
         "step": pa.array([step + 1] * len(groups), pa.int32()),
@@ -210,8 +214,8 @@ def describe_groups(
             [rollout.round_of(g).asks[g.index].step if n else None for g, n in zip(groups, numbers, strict=True)],
             pa.int32(),
         ),
-        "prompt_id": _texts(names),
-        "source": _texts(rollout.round_of(group).sources[group.index] for group in groups),
+        "prompt_id": _texts(name for name, _ in named),
+        "source": _texts(source for _, source in named),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
         "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
         "correct": pa.array(total(correct_B) if task.tells_right else [None] * len(groups), pa.int16()),
@@ -227,6 +231,11 @@ def describe_groups(
     columns["prompt"] = pa.array([texts[g][0] if g in texts else None for g in groups], pa.string())
     columns["completions"] = pa.array([texts[g][1] if g in texts else None for g in groups], pa.list_(pa.string()))
     return pa.table(columns)
+
+
+def _name_and_source(rollout: Rollout, group: Group) -> tuple[str, str | None]:
+    round_ = rollout.round_of(group)
+    return round_.prompts[group.index], round_.sources[group.index]
 
 
 def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:
@@ -304,6 +313,46 @@ def _read(path: Path) -> pa.Table | None:
             return pq.read_table(file)
     except (OSError, pa.ArrowException):  # a machine that lost its power may have lost the end of a file
         return None
+
+
+def read_rollouts(folder: str | os.PathLike, last_step: int) -> list[dict[str, Any]]:
+    """
+    The rollouts of a run that decided on groups, oldest first, each as an entry of a log that was written after it:
+    its last step, how many groups it sampled and dropped, and the mean of each reward over their completions.
+    """
+    steps: dict[int, int] = {}
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
+    rewards: dict[int, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
+    for path in _paths(Path(folder) / LEDGER_NAME):
+        rows = _read(path)
+        if rows is None:
+            return []
+        rows = rows.filter(pc.not_equal(rows["outcome"], PARTIAL))
+        numbers = rows["rollout"].to_numpy()
+        groups = zip(numbers.tolist(), rows["step"].to_pylist(), rows["drop_reason"].to_pylist(), strict=True)
+        for number, step, reason in groups:
+            steps[number] = step
+            counts[number][f"{SAMPLING}groups_generated"] += 1
+            if reason is not None:
+                counts[number][f"{DROPPED}{reason}"] += 1
+        for name in (name for name in rows.column_names if name.startswith(REWARDS)):
+            column = rows[name].combine_chunks()
+            values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
+            of_rollout = numbers[pc.list_parent_indices(column).to_numpy()]
+            for number in np.unique(of_rollout).tolist():
+                rewards[number][f"{name}/mean"].append(values[(of_rollout == number) & ~np.isnan(values)])
+    found = sorted(steps.items())
+    ends = [*(step - 1 for _, step in found[1:]), last_step]
+    return [
+        {"step": end, **counts[number], **_means(rewards[number])}
+        for (number, _), end in zip(found, ends, strict=False)  # without a rollout there is an end too many
+    ]
+
+
+def _means(parts_by_name: Mapping[str, list[np.ndarray]]) -> dict[str, float]:
+    """The mean of what has several parts, for each of which there is anything."""
+    joined = {name: np.concatenate(parts) for name, parts in parts_by_name.items()}
+    return {name: float(values.mean(dtype=np.float64)) for name, values in joined.items() if len(values)}
 
 
 def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa.Table | None:

@@ -27,6 +27,8 @@ from ..sampling.report import advise, describe_shortfall, describe_unscored
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
+from .counts import SAMPLING, acceptance_rate, mean, num_accepted, total
+from .ledger import read_rollouts
 from .log import LOG_HISTORY_NAME
 from .stops import StopCallback
 from .stopwatch import SILENCE, Stopwatch, calling
@@ -90,11 +92,12 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
 # ---- The table ----
 
 
+ACCEPTANCE = f"{SAMPLING}acceptance_rate"
 # Name, width, metric and how it is written: 79 characters with a space between columns, and the time left at the end.
 COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
     ("reward", 7, "reward", format_number),
     ("correct", 7, "task_accuracy", "{:.1%}".format),
-    ("accepted", 8, "dynamic_sampling/acceptance_rate", "{:.1%}".format),
+    ("accepted", 8, ACCEPTANCE, "{:.1%}".format),
     ("trained", 7, "dynamic_sampling/groups_trained", "{:.0f}".format),  # of the groups that a batch takes
     ("cut off", 7, "completions/clipped_ratio", "{:.1%}".format),
     ("length", 6, "completions/mean_length", lambda n: f"{n:.1f}" if n < 9999.5 else format_count(n)),
@@ -106,29 +109,37 @@ HEADER = " ".join([f"{'step':>6}", *(f"{name:>{width}}" for name, width, _, _ in
 
 def format_row(logs: Sequence[dict], step: int, seconds_left: float | None, target: int | None = None) -> str:
     """
-    Format one line of the table: means over entries of the log, and a dash for what none of them has.
+    Format one line of the table: means over the rollouts of entries of the log, and a dash for what none of them has.
 
     `target` is the number of groups of a full batch. Trained groups are rounded down, so that a line says `16/16` only
     if every batch was full.
     """
     cells = []
     for name, width, metric, text in COLUMNS:
-        values = [entry[metric] for entry in logs if entry.get(metric) is not None]
-        if not values:
+        value = _mean(logs, metric)
+        if value is None:
             cell = "-"
         elif name == "trained" and target is not None:
-            cell = f"{math.floor(sum(values) / len(values))}/{target}"
+            cell = f"{math.floor(value + 1e-9)}/{target}"  # a mean of 16 may be rounded
         else:
-            cell = text(sum(values) / len(values))
+            cell = text(value)
         cells.append(f"{cell:>{width}}")
     left = "-" if seconds_left is None else format_duration(seconds_left)
     return " ".join([f"{step:6d}", *cells, f"{left:>8}"])
 
 
+def _mean(entries: Sequence[dict], metric: str) -> float | None:
+    """A metric's mean over rollouts, of the acceptance rate that over groups; `None` if no entry has it."""
+    return acceptance_rate(entries) if metric == ACCEPTANCE else mean(entries, metric)
+
+
 def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
     """Which evaluation an entry of the log is of, and its figures; `None` where it is of none."""
-    prefixes = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
-    if not prefixes or prefixes == ["train"]:
+    if "loss" in entry or "train_runtime" in entry:  # with what reward functions may have timed and logged
+        return None
+    timed = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
+    prefixes = [prefix for prefix in timed if f"{prefix}_samples_per_second" in entry]  # as transformers logs both
+    if not prefixes:
         return None
     scores = {
         match[1]: f"{value:.1%}"
@@ -162,31 +173,41 @@ def count_empty_steps(log_history: Sequence[dict]) -> int:
     return empty
 
 
-def _ends(log_history: Sequence[dict]) -> tuple[list[dict], list[dict], str]:
-    """Entries of the first and the last tenth of the rollouts, where one is mostly noise, and their steps in words."""
-    trained = [entry for entry in log_history if "loss" in entry]
-    # Steps on the rollout of an earlier one know of no reward.
-    trained = [entry for entry in trained if "reward" in entry] or trained
-    num = math.ceil(len(trained) / 10)
-    first, last = trained[:num], trained[len(trained) - num :]
+def _ends(entries: Sequence[dict], last_step: int) -> tuple[list[dict], list[dict], str]:
+    """
+    Entries of the first and the last tenth of the rollouts, where one is mostly noise, and their steps in words.
 
-    def span(entries: list[dict], before: int) -> str:
-        return f"{before + 1:,}" if before + 1 == entries[-1]["step"] else f"{before + 1:,}-{entries[-1]['step']:,}"
+    An entry is of the steps behind that of the entry before it, up to its own `step`, and the last one is of all that
+    is left.
+    """
+    num = math.ceil(len(entries) / 10)
+    first, last = list(entries[:num]), list(entries[len(entries) - num :])
 
-    if len(trained) < 2:
-        steps = "".join(f"step {entry['step']:,}" for entry in trained)
-    else:
-        steps = f"means of steps {span(first, 0)} -> {span(last, trained[-num - 1]['step'])}"
-    return first, last, steps
+    def span(begin: int, end: int) -> str:
+        return f"{begin + 1:,}" if begin + 1 >= end else f"{begin + 1:,}-{end:,}"
+
+    if not entries:
+        return first, last, ""
+    if len(entries) == 1:
+        steps = span(0, last_step)
+        return first, last, f"means of steps {steps}" if "-" in steps else f"step {steps}"
+    spans = span(0, first[-1]["step"]), span(entries[-num - 1]["step"], last_step)
+    return first, last, f"means of steps {spans[0]} -> {spans[1]}"
+
+
+def _of_rollouts(log_history: Sequence[dict]) -> list[dict]:
+    """Entries of a log that know of rollouts: steps on the rollout of an earlier one know of no reward."""
+    trained = [entry for entry in log_history if "loss" in entry or "train_runtime" in entry]
+    known = [entry for entry in trained if "reward" in entry or f"{SAMPLING}groups_generated" in entry]
+    return known or [entry for entry in trained if "loss" in entry]
 
 
 def _change(first: list[dict], last: list[dict], metric: str, text: Callable[[float], str]) -> str | None:
     """A metric's mean at the first end and at the last; `None` where either knows nothing of it."""
-    values = [[e[metric] for e in entries if e.get(metric) is not None] for entries in (first, last)]
-    if not all(values):
+    before, after = _mean(first, metric), _mean(last, metric)
+    if before is None or after is None:
         return None
-    before, after = (text(sum(of_end) / len(of_end)) for of_end in values)
-    return after if first == last else f"{before} -> {after}"
+    return text(after) if first == last else f"{text(before)} -> {text(after)}"
 
 
 class ComparedWithGRPO(NamedTuple):
@@ -199,24 +220,18 @@ class ComparedWithGRPO(NamedTuple):
 
 def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
     """Return how a run's steps compare with those of `GRPOTrainer`; `None` if no group was accepted."""
-    # All of what trains may be carried: then nothing was sampled, and no share accepted.
-    known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained") is not None]
 
-    def each(name: str) -> list[float]:
-        return [entry.get(f"dynamic_sampling/{name}") or 0.0 for entry in known]
+    def num(name: str) -> float:
+        return total(log_history, f"{SAMPLING}{name}")
 
-    def total(name: str) -> float:
-        return sum(each(name))
-
-    # Of GRPO's groups the share that would teach: what the memory skips is likely to be dropped.
-    asked = zip(each("acceptance_rate"), each("groups_generated"), each("skipped_by_memory"), strict=True)
-    shares = [rate * num / (num + skipped) for rate, num, skipped in asked if num]
-    if not (sum(shares) and total("completions_trained")):
+    accepted, trained = num_accepted(log_history), num("groups_trained")
+    if not (accepted and num("completions_trained")):
         return None
-    full = total("groups_trained") / (total("groups_trained") + total("shortfall"))
-    tokens = full * total("completions_generated") / total("completions_trained")
-    groups = full * len(shares) / sum(shares)
-    return ComparedWithGRPO(tokens, groups, full)
+    # Of GRPO's groups the share that would teach: what the memory skips is likely to be dropped.
+    informative = accepted / (num("groups_generated") + num("skipped_by_memory"))
+    full = trained / (trained + num("shortfall"))
+    tokens = full * num("completions_generated") / num("completions_trained")
+    return ComparedWithGRPO(tokens, full / informative, full)
 
 
 def advise_on_batches(compared: ComparedWithGRPO) -> str | None:
@@ -246,6 +261,7 @@ def summarize(
     resumed_at: int = 0,
     rest: dict | None = None,  # the timeline since its last rollout
     fills_batches: bool = True,  # with accepted groups alone: neither with copies nor with dropped ones
+    rollouts: Sequence[dict] = (),  # of `read_rollouts`, whatever was logged; else the log says what it can
 ) -> list[str]:
     """What became of a run, one line for each thing that is known."""
     empty = count_empty_steps(log_history)
@@ -255,9 +271,9 @@ def summarize(
         moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
     since = f" from step {resumed_at:,}" if resumed_at else ""
     lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}{since}. {moved}."]
-    first, last, steps = _ends(log_history)
+    first, last, steps = _ends(rollouts or _of_rollouts(log_history), step)
     if totals is not None and totals.groups_sampled:
-        accepted = _change(first, last, "dynamic_sampling/acceptance_rate", "{:.1%}".format)
+        accepted = _change(first, last, ACCEPTANCE, "{:.1%}".format)
         lines.append(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
@@ -276,11 +292,12 @@ def summarize(
             if advice := advise_on_batches(compared):
                 lines.append(f"Advice:    {advice}")
     timeline = {
-        word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])
+        word: total([*log_history, rest or {}], f"timeline/{name}_seconds")
         for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
     }
-    if total := sum(timeline.values()):
-        lines.append(f"Time:      {', '.join(f'{time / total:.0%} {word}' for word, time in timeline.items())}.")
+    if all_seconds := sum(timeline.values()):
+        shares = ", ".join(f"{spent / all_seconds:.0%} {word}" for word, spent in timeline.items())
+        lines.append(f"Time:      {shares}.")
     metrics = dict.fromkeys(name for entry in first for name in entry if re.fullmatch("rewards/.*/mean", name))
     changes = [
         f"{name.split('/')[1]} {change}"
@@ -450,11 +467,17 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             resumed_at=resumed_at,
             rest=self._stopwatch.timeline(),
             fills_batches=self._args.dynamic_sampling_mode in ("filter", "paper"),
+            rollouts=[] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals),
         )
         # Of a resumed run that made no step, the rest was said by the run before.
         made_no_step = state.global_step == resumed_at > 0
         for line in lines[-1:] if made_no_step else lines:
             self.say(line)
+
+    def _rollouts(self, last_step: int, totals: Totals) -> list[dict]:
+        """Each rollout of the run as its ledger has it; nothing where that does not hold all of them."""
+        rollouts = read_rollouts(output_folder(self._args), last_step)
+        return rollouts if total(rollouts, f"{SAMPLING}groups_generated") == totals.groups_sampled else []
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .equal_rewards import TOLERANCE, margin
+
 
 REASONS = ("all_correct", "all_wrong", "constant", "outside_band", "unscored", "masked")
 
@@ -19,37 +21,65 @@ def task_reward(rewards_BF: Tensor, weights_F: Tensor, is_task_F: Tensor) -> Ten
     return weighted_BF.nansum(dim=1).masked_fill(rewards_BF.isnan().all(dim=1), torch.nan)
 
 
+def reward_sizes(rewards_BF: Tensor, weights_F: Tensor, is_task_F: Tensor) -> Tensor:
+    """The size of each [`task_reward`]: the sum of the absolute values that it adds."""
+    return task_reward(rewards_BF.abs(), weights_F.abs(), is_task_F).nan_to_num(nan=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
     """What a group must show to train."""
 
     min_accuracy: float = 0.0  # accuracy must be above this; 0.0 asks for no accuracy at all, only for spread
     max_accuracy: float = 1.0  # and below this; 1.0 sets no bound
-    accuracy_threshold: float = 0.0  # a correct completion's task reward is above this, by more than `tolerance`
+    accuracy_threshold: float = 0.0  # a correct completion's task reward is above this, by more than the margin
     full_score: float = 1.0  # task reward of a completion that cannot do better: tells `all_correct` from `constant`
-    tolerance: float = 1e-6  # rewards that differ by no more than this are equal
+    tolerance: float = TOLERANCE  # of `equal_rewards.margin`
 
 
-def is_correct(rewards: Tensor, criterion: Criterion) -> Tensor:
-    """Whether task rewards, of any shape, lie above the threshold by more than the tolerance; NaN does not."""
-    return rewards > criterion.accuracy_threshold + criterion.tolerance
+def is_correct(rewards: Tensor, criterion: Criterion, sizes: Tensor | None = None) -> Tensor:
+    """Whether task rewards, of any shape, lie above the threshold by more than the margin; NaN does not."""
+    sizes = rewards.abs() if sizes is None else sizes
+    return rewards.double() > criterion.accuracy_threshold + margin(sizes.double(), criterion.tolerance)
 
 
-def drop_reasons(rewards_NG: Tensor, masked_NG: Tensor | None, criterion: Criterion) -> list[str | None]:
-    """For each group `None` if it trains, else which of `REASONS` it teaches nothing for. NaN counts for nothing."""
+def has_spread(rewards_NG: Tensor, counts_NG: Tensor, sizes_NG: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+    """Whether the rewards of each group that count differ by more than the margin."""
+    # Never a standard deviation: the mean of equal floats need not equal them, so that of a constant group can be > 0.
+    top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
+    bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
+    return top_N - bottom_N > margin(sizes_NG.masked_fill(~counts_NG, 0.0).amax(dim=1), tolerance)
+
+
+def drop_reasons(
+    rewards_NG: Tensor,
+    masked_NG: Tensor | None,
+    criterion: Criterion,
+    sizes_NG: Tensor | None = None,
+    full_scores_NG: Tensor | None = None,
+) -> list[str | None]:
+    """
+    For each group `None` if it trains, else which of `REASONS` it teaches nothing for. NaN counts for nothing.
+
+    `sizes_NG` are those of [`reward_sizes`]; by default each reward is one value. `full_scores_NG` are what each
+    completion could get at best, by default the criterion's `full_score`.
+    """
     rewards_NG = rewards_NG.double()
+    sizes_NG = rewards_NG.abs() if sizes_NG is None else sizes_NG.double()
+    full_NG = torch.full_like(rewards_NG, criterion.full_score) if full_scores_NG is None else full_scores_NG.double()
     scored_NG = ~rewards_NG.isnan()
     # What the loss masks does not decide: where the only spread lies there, all others would be pushed the same way.
     live_NG = scored_NG if masked_NG is None else scored_NG & ~masked_NG.to(rewards_NG.device)
 
-    spread_N, accepted_N = _would_pass(rewards_NG, live_NG, criterion)
-    _, accepted_unmasked_N = _would_pass(rewards_NG, scored_NG, criterion)
-    top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)
+    correct_NG = is_correct(rewards_NG, criterion, sizes_NG)
+    spread_N, accepted_N = _would_pass(rewards_NG, correct_NG, live_NG, sizes_NG, criterion)
+    _, accepted_unmasked_N = _would_pass(rewards_NG, correct_NG, scored_NG, sizes_NG, criterion)
+    is_full_NG = rewards_NG >= full_NG - margin(sizes_NG, criterion.tolerance)
 
     # Later lines overrule earlier ones.
-    code_N = torch.full_like(top_N, REASONS.index("constant"), dtype=torch.long)
-    code_N[top_N >= criterion.full_score - criterion.tolerance] = REASONS.index("all_correct")
-    code_N[top_N <= criterion.accuracy_threshold + criterion.tolerance] = REASONS.index("all_wrong")
+    code_N = torch.full_like(spread_N, REASONS.index("constant"), dtype=torch.long)
+    code_N[(is_full_NG | ~live_NG).all(dim=1)] = REASONS.index("all_correct")
+    code_N[~(correct_NG & live_NG).any(dim=1)] = REASONS.index("all_wrong")
     code_N[~spread_N & accepted_unmasked_N] = REASONS.index("masked")
     code_N[spread_N & ~accepted_N] = REASONS.index("outside_band")
     code_N[live_NG.sum(dim=1) < 2] = REASONS.index("masked")
@@ -59,12 +89,12 @@ def drop_reasons(rewards_NG: Tensor, masked_NG: Tensor | None, criterion: Criter
     return [None if code < 0 else REASONS[code] for code in code_N.tolist()]
 
 
-def _would_pass(rewards_NG: Tensor, counts_NG: Tensor, criterion: Criterion) -> tuple[Tensor, Tensor]:
+def _would_pass(
+    rewards_NG: Tensor, correct_NG: Tensor, counts_NG: Tensor, sizes_NG: Tensor, criterion: Criterion
+) -> tuple[Tensor, Tensor]:
     """Whether each group has spread over the rows that count, and whether it passes on them."""
-    top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
-    # Never a standard deviation: the mean of equal floats need not equal them, so that of a constant group can be > 0.
-    spread_N = top_N - rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1) > criterion.tolerance
-    accuracy_N = (counts_NG & is_correct(rewards_NG, criterion)).sum(dim=1).double() / counts_NG.sum(dim=1)
+    spread_N = has_spread(rewards_NG, counts_NG, sizes_NG, criterion.tolerance)
+    accuracy_N = (counts_NG & correct_NG).sum(dim=1).double() / counts_NG.sum(dim=1)
     passes_N = spread_N.clone()
     # An end that was not tightened does not bind, or graded rewards that differ above the threshold would be lost.
     if criterion.min_accuracy > 0.0:
@@ -75,14 +105,19 @@ def _would_pass(rewards_NG: Tensor, counts_NG: Tensor, criterion: Criterion) -> 
 
 
 def count_correct(
-    rewards_NG: Tensor, masked_NG: Tensor | None, reasons: list[str | None], criterion: Criterion, num_known: int = 0
+    rewards_NG: Tensor,
+    masked_NG: Tensor | None,
+    reasons: list[str | None],
+    criterion: Criterion,
+    num_known: int = 0,
+    sizes_NG: Tensor | None = None,
 ) -> list[tuple[int, int]]:
     """Correct and scored completions of each group, as the decision on it takes them, without the first known."""
     rewards_NG = rewards_NG.double()
     live_NG = ~rewards_NG.isnan()
     if masked_NG is not None:
         live_NG &= ~masked_NG.to(rewards_NG.device)
-    correct_NG = live_NG & is_correct(rewards_NG, criterion)
+    correct_NG = live_NG & is_correct(rewards_NG, criterion, sizes_NG)
     correct_N = correct_NG.sum(dim=1)
     accepted_N = torch.tensor([reason is None for reason in reasons], dtype=torch.bool, device=rewards_NG.device)
     top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .drop_reasons import REASONS
+from .drop_reasons import REASONS, has_spread, reward_sizes, task_reward
 from .refill import Batch, Group
 from .rollout import Rollout
 from .rounds import Round, select_ages
@@ -72,6 +72,14 @@ def _total_rewards(rollout: Rollout, group: Group, weights_F: Tensor) -> Tensor:
     return (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)[~rewards_BF.isnan().all(dim=1)]
 
 
+def _differs(rewards_BF: Tensor, weights_F: Tensor) -> bool:
+    """Whether the total rewards of a group's scored completions differ."""
+    is_counted_F = torch.ones_like(weights_F, dtype=torch.bool)
+    total_1B = task_reward(rewards_BF, weights_F, is_counted_F)[None]
+    sizes_1B = reward_sizes(rewards_BF, weights_F, is_counted_F)[None]
+    return bool(has_spread(total_1B, ~total_1B.isnan(), sizes_1B).item())
+
+
 def rollout_log(
     sampler: Sampler, batch: Batch, reward_names: Sequence[str], weights_F: Tensor, sampling: dict[str, float]
 ) -> dict[str, float]:
@@ -81,10 +89,10 @@ def rollout_log(
     if rollout.num_rounds:
         metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
         metrics |= source_metrics(rollout, sampler.sources, weights_F)
-    is_screened = any(round_.num_generations < sampler.num_generations for round_ in rollout.sampled)
-    if is_screened and (groups := rollout.sampled_groups):  # TRL knows groups of one size alone
-        totals = [_total_rewards(rollout, group, weights_F).unique() for group in groups]
-        metrics["frac_reward_zero_std"] = sum(len(values) < 2 for values in totals) / len(groups)
+    if groups := rollout.sampled_groups:
+        # TRL knows groups of one size alone, and compares a standard deviation, which rounding may raise above 0.
+        num_equal = sum(not _differs(rollout.rewards_of(group), weights_F) for group in groups)
+        metrics["frac_reward_zero_std"] = num_equal / len(groups)
     sampling = {
         **sampling,
         "refill_seconds": sum(round_.seconds for round_ in rollout.sampled[1:]),
