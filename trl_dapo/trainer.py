@@ -40,11 +40,11 @@ from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values
-from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
+from .run.checkpoint import describe_failure, find_checkpoint, output_folder, warn_of_earlier_run
 from .run.counts import note_rollouts
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
-from .run.preflight import Preflight
+from .run.preflight import Preflight, SetupError
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
 from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_bar, warn_of_shortfall, wrapped_for
@@ -431,6 +431,12 @@ class DAPOTrainer(Checkpoints):
             self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)
+            except SetupError:  # nothing was generated yet
+                raise
+            except Exception as error:
+                if "checkpoint" not in str(error):  # else it says how to go on
+                    error.add_note(describe_failure(output_folder(self.args), self.state.global_step))
+                raise
             finally:
                 self._ahead.cancel()
                 if self._sampler is not None:  # a run that goes on asks again

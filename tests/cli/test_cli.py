@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from trl_dapo.cli import main
+from trl_dapo.cli.commands import known_names
 
 
 def python(code: str, **settings) -> subprocess.CompletedProcess:
@@ -56,6 +57,11 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
         ("train --config torn.yaml", "torn.yaml is not YAML: line 2: "),
         ("train --config list.yaml", "list.yaml must be a mapping of fields to values"),
         ("train --config into_a_file.yaml", "Cannot write to the output folder file/out"),
+        ("train --config misspelt.yaml", "that no config has: `learning_rat` (nearest: `learning_rate`)."),
+        (
+            "train --config smoke_cpu --num_generation 4",
+            "config has: `num_generation` (nearest: `num_generations`).",
+        ),
         ("train --accelerate_config fsdp", "names no file, and is none of cpu, fsdp2, multi_gpu, single_gpu,"),
         ("recipes --show smoke", "`--show smoke` names no file, and is none of "),
         ("recipes --show latin_1.yaml", "'utf-8' codec can't decode"),
@@ -69,6 +75,7 @@ def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command
     (tmp_path / "file").write_text("")
     (tmp_path / "torn.yaml").write_text("learning_rate: 1\nmax_steps: [1}\n")
     (tmp_path / "latin_1.yaml").write_bytes(b"output_dir: d\xe9j\xe0 vu\n")
+    (tmp_path / "misspelt.yaml").write_text("learning_rat: 1.0e-6\ntiny_model: true\nnum_processes: 2\nenv: {A: b}\n")
     (tmp_path / "list.yaml").write_text("- learning_rate\n")
     (tmp_path / "into_a_file.yaml").write_text("output_dir: file/out\n")
     result = python(f"print(cli.main({shlex.split(command)}), 'torch' in sys.modules)", cwd=tmp_path)
@@ -76,6 +83,17 @@ def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"trl-dapo {command.split()[0]}: ")
     assert message in line
+
+
+def test_every_field_and_every_option_of_a_launch_is_known_without_importing_what_defines_it():
+    """What is refused before torch is imported is what the parser would refuse."""
+    from trl_dapo.cli.train import make_parser
+
+    parser = make_parser()
+    assert {*parser._fields} - {"help"} <= known_names()
+    assert {*parser.launch_options} <= known_names()
+    words = {word.lstrip("-").replace("-", "_") for word in parser._option_string_actions}
+    assert words - {"h", "help"} <= known_names()
 
 
 NO_SEED = "must be a whole number of at least 0 and at most 4294967295, got '-1' (see --help)\n"

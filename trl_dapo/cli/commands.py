@@ -4,16 +4,27 @@
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
-from ..settings.arguments import FETCHED, OneLineParser, check_output_dir, check_train_arguments, one_line
+from ..plan.recipe import declared_fields
+from ..settings.arguments import (
+    FETCHED,
+    OneLineParser,
+    _read_recipe,
+    check_output_dir,
+    check_train_arguments,
+    one_line,
+    refuse_unknown_fields,
+)
 from ..settings.environment import is_set
 from ..settings.ranges import RANGES
 from ..settings.recipe_files import RECIPES, find_recipe, list_recipes
@@ -21,6 +32,7 @@ from ..version import __version__
 from .fetch import run_fetch
 
 
+OF_RECIPES = ("env", "accelerate_config")  # beside the fields: variables to set, and an option of this package
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell says it of a program that Ctrl-C or SIGPIPE ended
 
 
@@ -130,6 +142,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _train(argv: list[str]) -> int:
     try:
         argv = check_train_arguments(argv)
+        _refuse_misspelt(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
     if not is_set("RANK") and not {"--help", "-h"} & {*argv}:
@@ -138,6 +151,24 @@ def _train(argv: list[str]) -> int:
     from .train import launch
 
     return launch(argv)
+
+
+def _refuse_misspelt(argv: list[str]) -> None:
+    """Refuses a recipe's key, or an option, that no parser of `trl-dapo train` will know."""
+    recipe = _read_recipe(argv[argv.index("--config") + 1]) if "--config" in argv else {}
+    refuse_unknown_fields("The recipe", recipe, known_names())
+    options = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    refuse_unknown_fields("The command line", options, [*known_names(), "config", "help"])
+
+
+def known_names() -> set[str]:
+    """What a recipe and a command line may name, read from source: importing it takes seconds."""
+    fields = {*declared_fields()}
+    spec = find_spec("accelerate")
+    assert spec is not None
+    launcher = Path(str(spec.origin)).with_name("commands") / "launch.py"
+    options = re.findall(r"""["']--([\w-]+)["']""", launcher.read_text(encoding="utf-8"))
+    return {*fields, *(f"no_{name}" for name in fields), *(name.replace("-", "_") for name in options), *OF_RECIPES}
 
 
 def _recipes(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ methods hand back what was recorded.
 
 import copy
 import math
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,8 +38,10 @@ from ..rewards.dapo_math import completion_text
 from ..rewards.names import find_answers
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
 from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
+from ..run.log import describe_changes, settings_to_compare
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
+from ..run.terminal import wrapped_for
 from ..sampling.example_names import content_digest, problem_source
 from ..sampling.report import length_metrics
 from ..sampling.rounds import Recorded, Rows
@@ -455,6 +458,7 @@ class Checkpoints(EvaluationSeam):
     def _local_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank."""
         return {
+            "settings": settings_to_compare(self.args),
             "rule": self._rule or self._rule_of_now(),
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
@@ -481,7 +485,11 @@ class Checkpoints(EvaluationSeam):
             own |= {name: getattr(self.args, name) for name in sizes}
         return {name: (x, own[name]) for name, x in theirs.items() if own.get(name, x) != x}
 
-    def _load_local(self, local: dict[str, Any], rows_fit: bool) -> None:
+    def _load_local(self, checkpoint: str, local: dict[str, Any], rows_fit: bool) -> None:
+        # An earlier version kept no settings.
+        theirs, own = local.get("settings"), settings_to_compare(self.args)
+        if theirs is not None and (line := describe_changes(checkpoint, theirs, own)) is not None:
+            self.accelerator.print(wrapped_for(sys.stdout, line))
         if self.use_adaptive_entropy and local["entropy"] is not None:
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
@@ -516,7 +524,8 @@ class Checkpoints(EvaluationSeam):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            load_state(Path(checkpoint), self._sampler, self._misfits, self._load_local, self.args.ignore_data_skip)
+            restore = partial(self._load_local, checkpoint)
+            load_state(Path(checkpoint), self._sampler, self._misfits, restore, self.args.ignore_data_skip)
 
     def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):

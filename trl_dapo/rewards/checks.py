@@ -9,8 +9,8 @@ import functools
 import inspect
 import itertools
 import numbers
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -148,8 +148,19 @@ def with_checked_values(
     A reward function whose values are checked whenever it is called, and whose `log_extra` is also told to a second
     one. A reward model stays as it is.
     """
+    naming = functools.partial(_naming_in_a_note, name)
     checked = functools.partial(check_reward_values, name)
-    return wrap_reward(reward_func, name, then=checked, log_extra=log_extra)
+    return wrap_reward(reward_func, name, within=naming, then=checked, log_extra=log_extra)
+
+
+@contextmanager
+def _naming_in_a_note(name: str) -> Iterator[None]:
+    """Adds to what a reward function raises which function it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"The reward function {name!r} raised this.")
+        raise
 
 
 def wrap_reward(
@@ -183,11 +194,13 @@ def wrap_reward(
 
     async def awaited(*, completions: list, **kwargs: Any) -> Any:
         with within():
-            return then(await own(completions=completions, **listening(kwargs)), len(completions))
+            values = await own(completions=completions, **listening(kwargs))
+        return then(values, len(completions))
 
     def called(*, completions: list, **kwargs: Any) -> Any:
         with within():
-            return then(own(completions=completions, **listening(kwargs)), len(completions))
+            values = own(completions=completions, **listening(kwargs))
+        return then(values, len(completions))
 
     is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
     wrapped: Any = awaited if is_async else called  # functions may have any attribute

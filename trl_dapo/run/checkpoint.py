@@ -3,6 +3,7 @@
 """The files that a checkpoint of [`DAPOTrainer`] holds beside those of transformers, and which checkpoint is whole."""
 
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -161,15 +162,30 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
     return local, None
 
 
-def last_complete_checkpoint(output_dir: str | os.PathLike) -> Path | None:
-    """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
+def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.inf) -> Path | None:
+    """The last checkpoint, `up_to` a step, that was written to its end, where `trainer_state.json` is written."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
     steps = [(int(step), path) for path in states if (step := path.parent.name.rsplit("-")[-1]).isdigit()]
-    for _, path in sorted(steps, key=lambda found: -found[0]):
+    for _, path in sorted((found for found in steps if found[0] <= up_to), key=lambda found: -found[0]):
         with suppress(ValueError, RecursionError):
             json.loads(path.read_text())
             return path.parent
     return None
+
+
+def describe_failure(output_dir: str, step: int) -> str:
+    """In which step a run failed, with so many behind it, and how it goes on."""
+    failed, folder = f"The run stopped in step {step + 1}.", Path(output_dir)
+    checkpoint = last_complete_checkpoint(folder, step)
+    if checkpoint is None:
+        return (
+            f"{failed} It has saved no checkpoint in {folder}: it starts again from the beginning. `save_steps` says "
+            "how often one is saved."
+        )
+    return (
+        f"{failed} Its last complete checkpoint is {checkpoint}: `trainer.train(resume_from_checkpoint=True)`, or "
+        "`--resume_from_checkpoint true` on a command line, goes on from there."
+    )
 
 
 def output_folder(args: TrainingArguments) -> str:

@@ -28,6 +28,10 @@ _WORKED_OUT = {"activation_checkpointing": True, "debug": [], "pad_to_multiple_o
 # Worked out from the machine or from other settings; another name of one; masked, whether set or not.
 _NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size", "do_eval"}
 _NOT_SET |= {"gradient_checkpointing", "hub_token"}
+# What is another in every launch, and says nothing of how a run trains.
+_OF_ONE_LAUNCH = {"resume_from_checkpoint", "run_name", "logging_dir", "disable_tqdm"}
+# What transformers restores with the optimizer, whatever the settings say.
+_HELD_BY_OPTIMIZER = {"learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"}
 
 
 class LogHistoryCallback(TrainerCallback):
@@ -96,6 +100,32 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
         if name in values and name not in not_set and values[name] != default:
             changed[name] = {"value": without_secrets(values[name], name), "default": default}
     return changed
+
+
+def settings_to_compare(args: TrainingArguments) -> dict[str, dict[str, Any]]:
+    """What a checkpoint keeps of the settings, JSON-able, for the run that goes on from it."""
+    return {
+        name: json.loads(json.dumps(setting, default=str))
+        for name, setting in changed_settings(args).items()
+        if name not in _OF_ONE_LAUNCH
+    }
+
+
+def describe_changes(folder: str, theirs: dict[str, dict], own: dict[str, dict]) -> str | None:
+    """Which settings of a run are others than those of its checkpoint, with both values; `None` where none is."""
+    changes = {}
+    for name in [*theirs, *(name for name in own if name not in theirs)]:
+        there = theirs[name]["value"] if name in theirs else own[name]["default"]
+        here = own[name]["value"] if name in own else theirs[name]["default"]
+        if there != here:
+            changes[name] = f"`{name}` ({there!r} there, {here!r} here)"
+    if not changes:
+        return None
+    line = f"{folder} was written with other settings: {', '.join(changes.values())}."
+    if held := [f"`{name}`" for name in changes if name in _HELD_BY_OPTIMIZER]:
+        has = "has" if len(held) == 1 else "have"
+        line += f" {', '.join(held)} {has} no effect: the checkpoint's optimizer and schedule go on as they were."
+    return line
 
 
 def storable(values: Iterable) -> list:

@@ -1,0 +1,94 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a run that goes wrong, and of one that goes on with other settings."""
+
+import traceback
+
+import pytest
+from helpers import make_trainer, right
+
+
+def fails_from(step, error):
+    """A reward function that raises as soon as so many optimizer steps are behind it."""
+
+    def flaky_judge(completions, trainer_state, **kwargs):
+        if trainer_state.global_step >= step:
+            raise error
+        return right(completions)
+
+    return flaky_judge
+
+
+class Unreachable(Exception):
+    pass
+
+
+def notes_of(tiny_model, folder, step, **settings):
+    error = Unreachable("no answer from the judge")
+    reward = fails_from(step, error)
+    trainer = make_trainer(tiny_model, folder, reward_funcs=[right, reward], max_steps=4, **settings)
+    with pytest.raises(Unreachable) as caught:
+        trainer.train()
+    assert caught.value is error
+    assert str(error) == "no answer from the judge"
+    return traceback.format_exception(error)[-len(error.__notes__) :], error
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1, "dynamic_sampling_screen": "off"}
+
+
+@pytest.mark.parametrize("dynamic", [{}, {"use_dynamic_sampling": False}], ids=["dynamic sampling", "without"])
+def test_a_reward_function_that_fails_in_a_run_is_named_with_its_step_and_the_way_on(tiny_model, tmp_path, dynamic):
+    settings = SAVED if not dynamic else {"save_strategy": "steps", "save_steps": 1, **dynamic}
+    last, error = notes_of(tiny_model, tmp_path, 2, **settings)
+    assert error.__notes__ == [
+        "The reward function 'flaky_judge' raised this.",
+        f"The run stopped in step 3. Its last complete checkpoint is {tmp_path / 'checkpoint-2'}: "
+        "`trainer.train(resume_from_checkpoint=True)`, or `--resume_from_checkpoint true` on a command line, goes on "
+        "from there.",
+    ]
+    assert [line.strip() for line in last] == error.__notes__  # the last that a traceback shows
+
+
+def test_without_a_checkpoint_of_its_own_a_run_that_fails_says_so(tiny_model, tmp_path):
+    (tmp_path / "checkpoint-9").mkdir()  # of another run: this one has not come as far
+    (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")
+    _, error = notes_of(tiny_model, tmp_path, 1, dynamic_sampling_screen="off")
+    assert error.__notes__[-1] == (
+        f"The run stopped in step 2. It has saved no checkpoint in {tmp_path}: it starts again from the beginning. "
+        "`save_steps` says how often one is saved."
+    )
+
+
+def resumed(tiny_model, folder, capsys, before, after):
+    settings = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "max_steps": 2}
+    make_trainer(tiny_model, folder, **settings | before).train()
+    capsys.readouterr()
+    trainer = make_trainer(tiny_model, folder, **settings | after)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    said = " ".join(capsys.readouterr().out.split())
+    return trainer, said
+
+
+def test_settings_that_changed_are_named_at_a_resume_with_the_old_and_the_new_value(tiny_model, tmp_path, capsys):
+    after = {"max_steps": 3, "temperature": 0.7, "num_generations": 8, "logging_steps": 1}
+    _, said = resumed(tiny_model, tmp_path, capsys, {}, after)
+    assert "checkpoint-1 was written with other settings: " in said
+    assert "`max_steps` (2 there, 3 here)" in said
+    assert "`temperature` (1.0 there, 0.7 here)" in said
+    assert "`num_generations` (4 there, 8 here)" in said
+    assert "has no effect" not in said
+
+
+def test_a_learning_rate_that_changed_has_no_effect_and_that_is_said(tiny_model, tmp_path, capsys):
+    """An optimizer's state holds its rate, and a schedule's the rate that it scales."""
+    settings = {"lr_scheduler_type": "constant"}
+    trainer, said = resumed(tiny_model, tmp_path, capsys, settings, settings | {"learning_rate": 1e-2})
+    assert [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log] == [1e-3, 1e-3]
+    assert "`learning_rate` (0.001 there, 0.01 here)" in said
+    assert "`learning_rate` has no effect: the checkpoint's optimizer and schedule go on as they were." in said
+
+
+def test_where_nothing_changed_nothing_is_said(tiny_model, tmp_path, capsys):
+    _, said = resumed(tiny_model, tmp_path, capsys, {}, {})
+    assert "other settings" not in said
