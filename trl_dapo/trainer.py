@@ -202,7 +202,8 @@ class DAPOTrainer(Checkpoints):
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
-        self._terminal = print_to_terminal(self, args, self.stop, self.stopwatch, sampler, self.train_dataset)
+        shown = args, self.stop, self.stopwatch, sampler, self.train_dataset, self.num_groups_left
+        self._terminal = print_to_terminal(self, *shown)
 
     # ---- Data and reward functions ----
 
@@ -382,6 +383,9 @@ class DAPOTrainer(Checkpoints):
         mark_filler(rollouts, min(max(len(batch.train) * G - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
+        if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end between two of its steps
+            places = torch.arange(mine.start, mine.start + len(rows), device=self.accelerator.device)
+            rollouts["group"] = places // G
         if any(round_.is_stale for round_ in sampled):
             restore_old_logps(rollouts, rows.old_logps)
         if self.args.rollouts_ahead:

@@ -476,6 +476,31 @@ def test_a_resumed_run_says_from_where_and_sums_up_nothing_where_nothing_is_left
     assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
 
 
+def test_groups_that_never_reached_the_loss_are_not_said_to_have_trained(made, capsys):
+    """A rollout of 16 groups of 2 trains in two steps, to which its rows come at random, and the run makes one."""
+    settings = {"num_generations": 2, "steps_per_generation": 8, **SAVED}
+    trainer = made(**settings)
+    trained = set()
+
+    def spy(model, inputs, compute_loss=trainer._compute_loss):
+        trained.update(map(tuple, inputs["prompt_ids"].tolist()))
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = spy
+    trainer.train()
+    assert 8 <= len(trained) < 16
+    said = f"Groups:    {len(trained)} trained of 16 sampled, {16 - len(trained)} accepted too late to train; accepted"
+    assert said in capsys.readouterr().out
+    # They train when the run goes on.
+    made(max_steps=2, **settings).train(resume_from_checkpoint=True)
+    assert "Groups:    16 trained of 16 sampled; accepted" in capsys.readouterr().out
+
+
+def test_of_a_rollout_that_is_trained_on_twice_all_groups_have_trained_once_the_second_time_begins(made, capsys):
+    made(num_generations=2, steps_per_generation=8, num_iterations=2, max_steps=3).train()
+    assert "Groups:    16 trained of 16 sampled; accepted" in capsys.readouterr().out
+
+
 def train(folder: Path, *options: str) -> list[str]:
     """Words of `trl-dapo train` of a random model on sums, in a folder with a recipe of its own."""
     rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(16)]

@@ -65,7 +65,7 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked
     assert sum(len(row["lengths"]) for row in rows) == 8 + 12 + 4
     (half,) = [row for row in rows if row["rollout"] == 1]  # prompt 7, which a further rollout would have completed
     columns = ("step", "round", "outcome", "scored", "correct", "policy_version", "seconds")
-    assert [half[column] for column in columns] == [1, 0, "surplus", 2, 1, None, None]
+    assert [half[column] for column in columns] == [1, 0, "partial", 2, 1, None, None]
     trainer = make(tiny_model, tmp_path, **settings | {"max_steps": 2})
     trainer.train(resume_from_checkpoint=True)
     rows = [row for row in read_ledger(tmp_path).to_pylist() if row["rollout"] == 1]

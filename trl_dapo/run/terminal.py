@@ -261,6 +261,7 @@ def summarize(
     resumed_at: int = 0,
     rest: dict | None = None,  # the timeline since its last rollout
     fills_batches: bool = True,  # with accepted groups alone: neither with copies nor with dropped ones
+    num_groups_left: int = 0,  # of those that were to train, as the run ended before their step
     rollouts: Sequence[dict] = (),  # of `read_rollouts`, whatever was logged; else the log says what it can
 ) -> list[str]:
     """What became of a run, one line for each thing that is known."""
@@ -274,8 +275,10 @@ def summarize(
     first, last, steps = _ends(rollouts or _of_rollouts(log_history), step)
     if totals is not None and totals.groups_sampled:
         accepted = _change(first, last, ACCEPTANCE, "{:.1%}".format)
+        too_late = f", {num_groups_left:,} accepted too late to train" if num_groups_left else ""
         lines.append(
-            f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
+            f"Groups:    {totals.groups_trained - num_groups_left:,} trained of {totals.groups_sampled:,} sampled"
+            + too_late
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
         if fills_batches and (num_short := totals.short_rollouts):
@@ -349,12 +352,13 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         stopwatch: Stopwatch,
         sampler: Sampler | None,
         dataset: Sized | Iterable,
+        num_groups_left: Callable[[], int] = lambda: 0,  # that were to train, as `summarize` takes it; collective
         every: int = 1,  # steps to a row
         file: IO[str] | None = None,  # of the rows; standard output by default
     ) -> None:
         super().__init__()
         self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, has_length(dataset)
-        self._stopwatch, self.every, self.file = stopwatch, every, file
+        self._stopwatch, self._num_groups_left, self.every, self.file = stopwatch, num_groups_left, every, file
         self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
         self._window: list[dict] = []
         self._num_rows = self._num_batches = 0
@@ -452,6 +456,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         return min(left, default=None)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        num_groups_left = self._num_groups_left()
         if not state.is_world_process_zero:
             return
         if self.training_bar is not None:
@@ -467,6 +472,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             resumed_at=resumed_at,
             rest=self._stopwatch.timeline(),
             fills_batches=self._args.dynamic_sampling_mode in ("filter", "paper"),
+            num_groups_left=num_groups_left,
             rollouts=[] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals),
         )
         # Of a resumed run that made no step, the rest was said by the run before.

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer
@@ -31,7 +32,7 @@ from .loss import engine_weight
 from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_is_felt
 from .passes import accumulating, ranks_are_in_step, run_trimmed
-from .rows import MODEL_INPUTS, unknown_keys
+from .rows import MODEL_INPUTS, groups_with_loss, unknown_keys
 from .swap import swapped
 from .tally import Tally, metrics_of_passes, metrics_of_tokens
 from .window import Cutter, weigh
@@ -137,6 +138,15 @@ class UpdatePhase(GRPOTrainer):
     @property
     def _generate_every(self) -> int:
         return self._steps_per_generation * self.num_iterations
+
+    def num_groups_left(self) -> int:
+        """Groups of the rollout under way of which nothing has reached the loss yet. Collective."""
+        phase = self._step % self._generate_every
+        if not phase or not self._buffered_inputs or "group" not in self._buffered_inputs[0]:
+            return 0
+        done, left = groups_with_loss(self._buffered_inputs[:phase]), groups_with_loss(self._buffered_inputs[phase:])
+        ranks = gather_object([(done, left)])
+        return len(set().union(*(left for _, left in ranks)) - set().union(*(done for done, _ in ranks)))
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         """Generates, and assigns the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""

@@ -36,6 +36,7 @@ ROLLOUT_KEYS = {
     "importance_sampling_ratio": ("completion", 1.0),
     "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
     "age": ("completion", 0),  # DAPOTrainer's: rollouts since the policy that sampled the row
+    "group": ("completion", -1),  # DAPOTrainer's: which group of the batch the row is of
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
     "num_items_in_batch": ("step", None),
@@ -65,6 +66,17 @@ def mark_filler(rollout: dict, num_live: int) -> None:
     # A masked token has log-probability 0, and so it had: else exp(0 - old) overflows where a token was very unlikely.
     for key in {"completion_mask", "advantages", "old_per_token_logps"} & rollout.keys():
         rollout[key][num_live:] = 0
+
+
+def groups_with_loss(parts: Sequence[dict]) -> set[int]:
+    """The groups of which a row of these parts of a rollout has a loss token."""
+    groups: set[int] = set()
+    for part in parts:
+        mask = part["completion_mask"]
+        if part.get("tool_mask") is not None:
+            mask = mask * part["tool_mask"]
+        groups |= {*part["group"][mask.sum(dim=1) > 0].tolist()}
+    return groups
 
 
 def is_cut_by_row(rollout: dict) -> bool:
