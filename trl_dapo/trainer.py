@@ -21,15 +21,18 @@ import time
 from collections import deque
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
-from trl.trainer.grpo_trainer import RewardFunc
 
+from . import trl_check  # noqa: F401  # before anything asks for a name of TRL's
+
+
+# isort: split
 from . import construction
 from .config import DAPOConfig
 from .data import plain_rows
@@ -61,6 +64,9 @@ from .update.old_logps import restore_old_logps
 from .update.rows import mark_filler
 from .update.swap import swapped
 
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import RewardFunc
 
 logger = logging.get_logger(__name__)
 
@@ -127,7 +133,7 @@ class DAPOTrainer(Checkpoints):
     def __init__(
         self,
         model: str | PreTrainedModel | PeftModel,
-        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
+        reward_funcs: "RewardFunc | list[RewardFunc] | None" = None,
         args: DAPOConfig | None = None,
         *other_args: Any,
         group_filter: GroupFilter | None = None,

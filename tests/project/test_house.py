@@ -27,7 +27,7 @@ FLOORS = [
     ["rewards"],
     ["sampling"],
     ["settings", "tools"],
-    ["ranks", "models", "number_format", "version"],
+    ["ranks", "models", "number_format", "trl_check", "trl_names", "version"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 NAME_THE_TRAINER = ["__init__", "cli", "integrations"]

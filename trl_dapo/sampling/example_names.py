@@ -33,9 +33,14 @@ def prompt_name(example: Mapping[str, Any]) -> str:
     return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
 
 
+def id_in(name: str) -> str:
+    """The id that a name begins with; the name itself where there is none."""
+    return _NAME.sub("", name)
+
+
 def shown_names(names: Collection[str]) -> dict[str, str]:
     """Return what people are shown for each name: the id alone if it names no other of these prompts."""
-    ids = {name: _NAME.sub("", name) for name in names}
+    ids = {name: id_in(name) for name in names}
     num_named = Counter(ids.values())
     return {name: id_ if num_named[id_] == 1 else name for name, id_ in ids.items()}
 

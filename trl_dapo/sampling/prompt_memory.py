@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .example_names import digest
+from .example_names import digest, id_in
 
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
@@ -168,7 +168,8 @@ class PromptMemory:
     def _draw(self, prompt_id: str) -> float:
         """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
         self._num_draws += 1
-        return int(digest(f"{self.seed}/{self._num_draws}/{prompt_id}"), 16) / 2**64
+        # Of its id alone: another column of the dataset, which the name's hash depends on, changes no draw.
+        return int(digest(f"{self.seed}/{self._num_draws}/{id_in(prompt_id)}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a row for each prompt seen as a parquet file."""

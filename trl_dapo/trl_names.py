@@ -1,10 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every name of TRL's and transformers' trainers that this package leans on, as data.
+"""Every name of TRL's and transformers' trainers that this package relies on, as data.
 
-`tests/trainer/test_trl_contract.py` holds each line against the installed releases, so that an upstream change fails
-there, by name, and not in the middle of a training run; and it reads the package's syntax for names that are missing
-here. The keys of a rollout stand in `update.rows.ROLLOUT_KEYS`, held by `tests/update/test_update_trl_loss.py`.
+`trl_check.py` checks them when the trainer is imported beside a TRL that is newer than those that were tested.
+`tests/trainer/test_trl_contract.py` checks each line against the installed releases, and reads the package's syntax
+for names that are missing here. The keys of a rollout are in `update.rows.ROLLOUT_KEYS`, which
+`tests/update/test_update_trl_loss.py` checks.
 """
 
 # Methods of GRPOTrainer that are overridden, and the parameters they are called with.
@@ -32,6 +33,8 @@ OVERRIDES = {
         "metric_key_prefix",
     ),
     "get_train_dataloader": ("self",),
+    "get_eval_dataloader": ("self", "eval_dataset"),
+    "get_test_dataloader": ("self", "test_dataset"),
     # averages `_metrics`, without NaN, into `logs`
     "log": ("self", "logs", "start_time"),
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),

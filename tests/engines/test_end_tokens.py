@@ -37,8 +37,7 @@ def loss_rows(trainer):
     return rows
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("dynamic", "continuous"), [(False, False), (True, False), (True, True)])
 def test_nothing_behind_a_stop_is_in_the_loss_and_only_what_reached_the_limit_is_cut_off(
     tiny_model, tmp_path, dynamic, continuous
 ):
