@@ -56,11 +56,6 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
         given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
         if isinstance(args, dict):
             given, fix = "{...}", "DAPOConfig(**{...})"
-        if type(args).__module__.startswith("axolotl."):
-            raise TypeError(
-                f"axolotl made `args`, a `{type(args).__name__}`. In place of `trainer_cls`, write `plugins: "
-                "[trl_dapo.integrations.axolotl.DAPOPlugin]`, which has it make a `DAPOConfig`."
-            )
         raise TypeError(
             f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
             "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trl_dapo"
 # From the top. A file imports its own floor and those below.
 FLOORS = [
-    ["__init__", "cli", "integrations"],
+    ["__init__", "cli"],
     ["trainer"],
     ["engines", "report"],
     ["run", "evaluation"],
@@ -30,7 +30,7 @@ FLOORS = [
     ["ranks", "models", "number_format", "trl_check", "trl_names", "version"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-NAME_THE_TRAINER = ["__init__", "cli", "integrations"]
+NAME_THE_TRAINER = ["__init__", "cli"]
 READ_ITS_PRIVATE_NAMES = ["trainer.py", "update/phase.py", "engines/seam.py"]
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -111,8 +111,8 @@ def test_what_the_package_imports_is_declared_and_nothing_else():
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             imported |= {module.split(".")[0] for module in modules}
     imported = {"pyyaml" if name == "yaml" else name for name in imported - sys.stdlib_module_names}
-    # With a server or an engine alone, which the extra brings: `trl[vllm]`. Inside axolotl alone, which brings both.
-    assert imported - names - {"trl_dapo"} == {"vllm", "requests", "urllib3"} | {"axolotl", "pydantic"}
+    # With a server or an engine alone, which the extra brings: `trl[vllm]`.
+    assert imported - names - {"trl_dapo"} == {"vllm", "requests", "urllib3"}
     assert names - imported == set()
 
 
