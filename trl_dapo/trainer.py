@@ -59,7 +59,7 @@ from .settings.arguments import naming_missing_folders
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
 from .update.rows import mark_filler
-from .update.swap import swapped
+from .update.swap import in_mode, swapped
 
 
 logger = logging.get_logger(__name__)
@@ -395,6 +395,12 @@ class DAPOTrainer(Checkpoints):
     # ---- What the user sees ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "train_runtime" in logs and not self.model.training:
+            # A run ended with an evaluation. TRL logs by the mode of the model, and would leave out the steps made
+            # since the last log.
+            with in_mode(self.model, training=True):
+                self.log(logs, start_time)
+            return
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
             del metrics[name]  # a tracker takes no `None`
