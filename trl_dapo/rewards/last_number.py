@@ -66,7 +66,7 @@ def _last_number(text: str) -> str:
 
 
 def _gold_number(text: str) -> str | None:
-    found = _ONLY_A_NUMBER.fullmatch(_in_ascii(text).lstrip(" \n\\$").rstrip(" \n\\$%."))
+    found = _ONLY_A_NUMBER.fullmatch(_in_ascii(text).strip().lstrip(" \n\\$").rstrip(" \n\\$%."))
     return found and _plain(found["number"], is_negative=found["sign"] == "-")
 
 
