@@ -40,7 +40,13 @@ from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values
-from .run.checkpoint import describe_failure, find_checkpoint, output_folder, warn_of_earlier_run
+from .run.checkpoint import (
+    describe_failure,
+    find_checkpoint,
+    output_folder,
+    says_how_to_go_on,
+    warn_of_earlier_run,
+)
 from .run.counts import note_rollouts
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
@@ -444,7 +450,7 @@ class DAPOTrainer(Checkpoints):
             except SetupError:  # nothing was generated yet
                 raise
             except Exception as error:
-                if "checkpoint" not in str(error):  # else it says how to go on
+                if not says_how_to_go_on(error):
                     error.add_note(describe_failure(output_folder(self.args), self.state.global_step))
                 raise
             finally:
