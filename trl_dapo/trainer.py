@@ -43,7 +43,13 @@ from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values
-from .run.checkpoint import describe_failure, find_checkpoint, output_folder, warn_of_earlier_run
+from .run.checkpoint import (
+    describe_failure,
+    find_checkpoint,
+    output_folder,
+    says_how_to_go_on,
+    warn_of_earlier_run,
+)
 from .run.counts import note_rollouts
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
@@ -62,7 +68,7 @@ from .settings.arguments import naming_missing_folders
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
 from .update.rows import mark_filler
-from .update.swap import swapped
+from .update.swap import in_mode, swapped
 
 
 if TYPE_CHECKING:
@@ -401,6 +407,12 @@ class DAPOTrainer(Checkpoints):
     # ---- What the user sees ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "train_runtime" in logs and not self.model.training:
+            # A run ended with an evaluation. TRL logs by the mode of the model, and would leave out the steps made
+            # since the last log.
+            with in_mode(self.model, training=True):
+                self.log(logs, start_time)
+            return
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
             del metrics[name]  # a tracker takes no `None`
@@ -444,7 +456,7 @@ class DAPOTrainer(Checkpoints):
             except SetupError:  # nothing was generated yet
                 raise
             except Exception as error:
-                if "checkpoint" not in str(error):  # else it says how to go on
+                if not says_how_to_go_on(error):
                     error.add_note(describe_failure(output_folder(self.args), self.state.global_step))
                 raise
             finally:

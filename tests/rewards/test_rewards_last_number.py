@@ -83,6 +83,13 @@ READ = {
     "\uff15\uff11": "51",
     "\u7b54\u6848\u662f\uff15\uff11\u3002": "51",
     "\u7b54\u6848\u662f51\u4e2a": "51",
+    # A minus behind words that mean "is" in Chinese and Japanese, which have no spaces, and behind units and names.
+    "\u7b54\u6848\u662f-51": "-51",
+    "\u7b54\u6848\u4e3a\u221251\u3002": "-51",
+    "x\u7b49\u4e8e-$51$": "-51",
+    "\u7b54\u3048\u306f - \uff15\uff11": "-51",
+    "3\u5929-5\u5929": "5",
+    "\u7532-5": "5",
     "\uff15\uff0e\uff15": "5.5",
     "\u0665\u0661": "51",
     "x\uff12": "",
@@ -105,6 +112,7 @@ GOLDS = {
     51.0: "51",
 }
 GOLDS |= {"1e-07": "0.0000001", "1.5e3": "1500", "- 5": "-5", "\u20135": "-5", "\u22125": "- 5", "1\u202f234": "1,234"}
+GOLDS |= {"5\r\n": "5", "\t- 5\t": "-5", "\u00a0$5$ ": "5"}  # with the line ends and the tabs of files
 GOLDS |= {"\uff15\uff11": "51", "2e3": "2000", np.float32(0.1): "0.1", Fraction(4, 2): "2", -0.0: "0"}
 
 

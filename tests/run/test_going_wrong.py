@@ -50,6 +50,25 @@ def test_a_reward_function_that_fails_in_a_run_is_named_with_its_step_and_the_wa
     assert [line.strip() for line in last] == error.__notes__  # the last that a traceback shows
 
 
+def test_an_error_that_speaks_of_another_checkpoint_is_told_with_the_way_on_too(tiny_model, tmp_path):
+    def judge(completions, trainer_state, **kwargs):
+        if trainer_state.global_step:
+            raise FileNotFoundError("the checkpoint of the judge is gone")
+        return right(completions)
+
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=judge, **SAVED)
+    with pytest.raises(FileNotFoundError, match="the checkpoint of the judge is gone") as caught:
+        trainer.train()
+    assert caught.value.__notes__[0] == "The reward function 'judge' raised this."
+    assert f"Its last complete checkpoint is {tmp_path / 'checkpoint-1'}" in caught.value.__notes__[1]
+
+
+def test_a_checkpoint_that_is_not_there_is_no_step_that_failed(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="valid checkpoint") as caught:
+        make_trainer(tiny_model, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert not getattr(caught.value, "__notes__", [])
+
+
 def test_without_a_checkpoint_of_its_own_a_run_that_fails_says_so(tiny_model, tmp_path):
     (tmp_path / "checkpoint-9").mkdir()  # of another run: this one has not come as far
     (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")

@@ -18,7 +18,7 @@ from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
 from trl_dapo.run import terminal
-from trl_dapo.run.counts import note_rollouts
+from trl_dapo.run.counts import note_rollouts, total
 from trl_dapo.run.terminal import HEADER, TerminalCallback, format_evaluation, format_row
 from trl_dapo.sampling.rollout import Totals
 
@@ -330,6 +330,29 @@ def test_a_run_is_summed_up_alike_however_often_it_logs(made, capsys, logging_st
         "groups.",
         "Rewards:   right 0.156 -> 0.188 (means of steps 1 -> 4).",  # 5 of 32, and 6 of 32
     ]
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3, 10])
+def test_an_evaluation_behind_the_last_step_takes_nothing_from_what_a_run_is_summed_up_from(
+    made, capsys, logging_steps
+):
+    """TRL logs by the mode of the model, and an evaluation leaves it in that of evaluation, as the run ends."""
+    evaluated = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1}
+    settings = {"max_steps": 4, "logging_steps": logging_steps, "shuffle_dataset": False, **evaluated}
+    trainer = made(script=mixed_unless_multiple_of_3, **settings)
+    trainer.train()
+    said = "Tokens:    672 generated: 1.8 times as many per step as GRPOTrainer, for about 1.6 times as many"
+    assert said in capsys.readouterr().out  # as without evaluations
+    trained = [log for log in trainer.state.log_history if "loss" in log or "train_runtime" in log]
+    assert total(trained, "dynamic_sampling/groups_generated") == 28
+
+
+@pytest.mark.parametrize("logging_steps", [2, 10])
+def test_empty_steps_are_counted_that_an_evaluation_follows(made, capsys, logging_steps):
+    evaluated = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1}
+    settings = {"max_steps": 3, "logging_steps": logging_steps, "dynamic_sampling_max_gen_batches": 1, **evaluated}
+    made(script=lambda text, i: "wrong", **settings).train()
+    assert "No step moved a weight" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ _AS_ASCII = str.maketrans(
 _SPACES = " \t\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
 _THOUSANDS = re.compile(rf"(?<=[0-9])(?:[{_SPACES[2:]}]|\\,)(?=[0-9]{{3}}(?![0-9]))")
 _ENDS_A_TERM = re.compile(r"[\w)\]}-]")  # 17-3 ends in 3
-_BEFORE_A_SIGN = frozenset("=([{:,<\u2248\u2264\u2265")
+_IS = "\u662f\u4e3a\u70ba\u4e8e\u65bc\u5f97\u5230\u306f"  # how "is", "equals" and "gives" end in Chinese and Japanese
+_BEFORE_A_SIGN = frozenset(f"=([{{:,<\u2248\u2264\u2265{_IS}")
 _MOST_ZEROS = 400  # that are written out; a float has up to 324
 _MOST_EXPONENT_DIGITS = 9
 
@@ -66,7 +67,7 @@ def _last_number(text: str) -> str:
 
 
 def _gold_number(text: str) -> str | None:
-    found = _ONLY_A_NUMBER.fullmatch(_in_ascii(text).lstrip(" \n\\$").rstrip(" \n\\$%."))
+    found = _ONLY_A_NUMBER.fullmatch(_in_ascii(text).strip().lstrip(" \n\\$").rstrip(" \n\\$%."))
     return found and _plain(found["number"], is_negative=found["sign"] == "-")
 
 
@@ -78,7 +79,7 @@ def _has_minus(before: str) -> bool:
         return False
     left = up_to_sign[:-1]
     if up_to_sign == before:
-        return _ENDS_A_TERM.match(left[-1:]) is None
+        return left[-1:] in _BEFORE_A_SIGN or _ENDS_A_TERM.match(left[-1:]) is None
     # With a space behind it, a minus is a sign only where nothing can be subtracted from.
     opens_a_formula = left.endswith("$")
     left = left.rstrip(_SPACES)

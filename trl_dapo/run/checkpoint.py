@@ -173,6 +173,11 @@ def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.
     return None
 
 
+def says_how_to_go_on(error: Exception) -> bool:
+    """Whether an error says it itself: that of a lost server, or that there is no checkpoint to resume from."""
+    return any(words in str(error) for words in ("resume from ", "holds no checkpoint", "find a valid checkpoint"))
+
+
 def describe_failure(output_dir: str, step: int) -> str:
     """In which step a run failed, with so many behind it, and how it goes on."""
     failed, folder = f"The run stopped in step {step + 1}.", Path(output_dir)
