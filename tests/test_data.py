@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from trl.rewards import think_format_reward
 
-from trl_dapo.data import load_math_dataset, load_prompts, refuse_overlap
+from trl_dapo.data import each_row, load_math_dataset, load_prompts, refuse_overlap
 from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward
 
 
@@ -444,6 +444,23 @@ def test_an_evaluation_prompt_that_is_a_training_prompt_is_refused_whatever_else
     refuse_overlap(train, datasets.Dataset.from_list([{**other, "prompt": "c"}]))
 
 
+def test_what_a_file_fills_in_makes_no_other_prompt():
+    train = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "a", "name": None}]}])
+    with pytest.raises(ValueError, match="1 of the 1 evaluation problems"):
+        refuse_overlap(train, datasets.Dataset.from_list([{"prompt": "a", "images": []}]))
+
+
+def test_half_of_a_surrogate_pair_is_refused_with_its_row(write):
+    path = write([{"prompt": "a"}, {"prompt": "b", "hint": "\ud800"}])
+    with pytest.raises(ValueError, match=r"line 2: expected text without lone surrogates, which no file can hold"):
+        load_prompts(path)
+
+
+def test_rows_have_the_types_that_a_data_loader_reads():
+    dataset = datasets.Dataset.from_dict({"prompt": ["a"], "level": [1.5]}).with_format("numpy")
+    assert [type(row["level"]) for row in each_row(dataset)] == [np.float32]  # and of a single row a float64
+
+
 def test_where_one_prompt_asks_for_many_things_those_are_compared():
     """As tasks of an environment are, whose prompt is the same."""
     train, held_out = ([{"prompt": "Guess it.", "word": word} for word in words] for words in (["ox", "hen"], ["ass"]))
@@ -498,6 +515,12 @@ def test_whole_numbers_that_64_bits_cannot_hold_keep_their_digits_as_text(write)
     nested = [{"prompt": "p", "reward_model": {"ground_truth": [LONG]}}]
     assert load_prompts(write(nested))[0]["reward_model"] == {"ground_truth": [str(LONG)]}
     assert golds(write([{"prompt": "p", "solution": 2**63 - 1}])) == [2**63 - 1]  # which they hold
+
+
+def test_a_column_of_64_bits_without_a_sign_keeps_its_digits_too(tmp_path):
+    table = pa.table({"prompt": ["a", "b"], "solution": pa.array([2**64 - 1, 4], pa.uint64())})
+    pq.write_table(table, tmp_path / "sums.parquet")
+    assert golds(tmp_path / "sums.parquet") == [str(2**64 - 1), "4"]
 
 
 @pytest.mark.parametrize(

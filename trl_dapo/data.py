@@ -40,6 +40,7 @@ DATA_FOLDER_VARIABLE = "TRL_DAPO_DATA"
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 BAD_ROWS = ("error", "skip")
 _LISTED_PLACES = 5
+_BLOCK = 1_000  # rows that are read at once
 NUM_MEASURED = 2_000  # rows of which the length is measured
 
 PROMPT_STYLES = {
@@ -55,7 +56,7 @@ _WHOLE, _LEADING_ZERO = re.compile(r"[-+]?(?:0|[1-9]\d*)"), re.compile(r"[-+]?0\
 _LONGEST_WHOLE = 20  # characters of a whole number of 64 bits, with its sign
 _TRUTH = {"true": True, "false": False}
 _IMAGE_COLUMNS = ("images", "image")  # TRL's names
-_NAMES = ("id", "index", "source", "data_source", "split")  # columns that say where a row is from
+_NAMES = ("id", "index", "source", "data_source", "split", "extra_info")  # columns that say where a row is from
 _IMAGE_MARK = "<image>"  # where datasets say that an image stands; TRL places it itself
 
 # How copies of DAPO-Math-17k and AIME wrap a problem: what stands before it, and after it.
@@ -73,6 +74,12 @@ _WRAPPERS = (
         re.compile(r"Please solve the following math problem: "),
         ". The assistant first thinks about the reasoning process step by step and then provides the user with the "
         "answer. Return the final answer in \\boxed{} tags, for example \\boxed{1}. Let's solve this step by step.",
+    ),
+    # this module's "think" style
+    (
+        re.compile(""),
+        "Think first: write your reasoning between <think> and </think>, at the very start of your response. Then put "
+        "your final answer within \\boxed{}.",
     ),
     # this module's "boxed" style, common with Qwen models
     (re.compile(""), "Please reason step by step, and put your final answer within \\boxed{}."),
@@ -311,11 +318,18 @@ def load_prompts(
 
 def _file_dataset(path: Path) -> datasets.Dataset:
     """The rows of a file as they are, with every column."""
-    rows = [row for _, row in _file_rows(path)]
+    rows = []
+    for place, row in _file_rows(path):
+        if loggable(text := json.dumps(row, ensure_ascii=False, default=str)) != text:
+            raise ValueError(f"`{path}`, {place}: expected text without lone surrogates, which no file can hold.")
+        rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _storable([row.get(name) for row in rows]) for name in names}
     # A parquet file says what its columns are, images for one; in JSON their values need not be of one kind.
     features = datasets.Features.from_arrow_schema(pq.read_schema(path)) if _kind_of(path) == ".parquet" else None
+    for name in [name for name, feature in (features or {}).items() if getattr(feature, "dtype", "") == "uint64"]:
+        if any(isinstance(value, str) for value in columns[name]):  # which 64 bits with a sign do not hold
+            features[name] = datasets.Value("string")
     dataset = datasets.Dataset.from_dict(columns, features, on_mixed_types=None if features else "use_json")
     _refuse_mixed_prompts(f"`{path}`", rows)
     return dataset
@@ -345,6 +359,15 @@ def plain_rows(dataset: Any) -> Any:
     """A dataset with examples of plain values, where its format makes a table of each and of any number of them."""
     is_table = isinstance(dataset, datasets.Dataset) and dataset.format["type"] in ("arrow", "polars")
     return dataset.with_format(None, columns=dataset.format["columns"]) if is_table else dataset
+
+
+def each_row(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Every row of a dataset with the types that a data loader reads, which differ from those of single rows."""
+    if not isinstance(dataset, datasets.Dataset):
+        yield from dataset
+        return
+    for start in range(0, len(dataset), _BLOCK):
+        yield from dataset.__getitems__([*range(start, min(start + _BLOCK, len(dataset)))])
 
 
 def prompt_lengths(file: str, prompt_style: str | None, limit: int | None) -> tuple[float, int]:
@@ -391,7 +414,10 @@ def _prompt_digest(row: Mapping[str, Any]) -> str:
         prompt = [{"role": "user", "content": prompt}]
     if messages := _plain_messages(prompt):
         prompt = [*messages[:-1], {**messages[-1], "content": _unwrapped(messages[-1]["content"])}]
-    return content_digest({"prompt": prompt, **{name: row.get(name) for name in _IMAGE_COLUMNS}})
+        # A file fills in what other messages have.
+        prompt = [{name: part for name, part in message.items() if part is not None} for message in prompt]
+    images = {name: row[name] for name in _IMAGE_COLUMNS if row.get(name)}
+    return content_digest({"prompt": prompt, **images})
 
 
 def _task_digest(row: Mapping[str, Any]) -> str:

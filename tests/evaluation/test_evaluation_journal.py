@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from evaluations import ask, asked, here, mixed_prompts, sums
 from peft import LoraConfig, get_peft_model
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import evaluation
@@ -198,6 +200,37 @@ def test_completions_of_another_chat_template_or_end_token_are_not_scored_again(
     here(kept, mixed_prompts(1), tmp_path / "kwargs", k=1)
     with pytest.raises(ValueError, match=r"`chat_template_kwargs` was None, is now \{'a': 1\}"):
         here(kept, mixed_prompts(1), tmp_path / "kwargs", k=1, chat_template_kwargs={"a": 1})
+
+
+@pytest.mark.parametrize("changed", ["tokenizer", "config"])
+def test_completions_of_another_tokenizer_or_config_are_not_scored_again(tiny_model, tmp_path, changed):
+    model = saved(tmp_path / "model", tiny_model, None)
+    here(model, sums(1), tmp_path / "out", k=1)
+    if changed == "tokenizer":  # which puts a token before every text
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        begin = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", tokenizer.eos_token_id)])
+        tokenizer.backend_tokenizer.post_processor = begin
+        tokenizer.save_pretrained(model)
+    else:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    name = {"tokenizer": "tokens_of_a_text", "config": "config"}[changed]
+    with pytest.raises(ValueError, match=f"holds completions of other settings: `{name}` was "):
+        here(model, sums(1), tmp_path / "out", k=1)
+
+
+def test_a_scorer_that_fails_loses_nothing_of_the_batch_that_was_sampled(tiny_model, tmp_path):
+    def fails(completions, **kwargs):
+        raise KeyError("letter")
+
+    with pytest.raises(ValueError, match="The scorer 'fails' failed"):
+        here(tiny_model, sums(4), tmp_path, k=2, scorer=fails, batch_size=8)
+    assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1 + 8
+
+
+def test_a_prompt_without_any_token_is_refused(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="A prompt has no text, and the tokenizer adds none: leave such rows out"):
+        here(tiny_model, Dataset.from_dict({"prompt": ["", "1+1"], "solution": ["1", "2"]}), tmp_path, k=1)
 
 
 def test_completions_of_an_adapters_other_base_are_not_scored_again(tiny_model, tmp_path):

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from evaluations import Deal, ask, asked, completions, here, reply, sums, sums_of
 
 from trl_dapo.evaluation import compare, estimate_mean, evaluate
@@ -121,6 +121,38 @@ def test_limit_and_offset_count_problems_of_which_equal_rows_are_one(serve, tmp_
     assert [problem["num_completions"] for problem in summary["problems"]] == [2]
 
 
+def test_the_order_of_the_rows_does_not_say_which_of_two_problems_of_one_prompt_is_meant(serve, tmp_path):
+    def is_gold(completions, solution, **kwargs):
+        return [float(text == gold) for text, gold in zip(completions, solution, strict=True)]
+
+    rows = [{"prompt": "1+1", "solution": "2"}, {"prompt": "1+1", "solution": "3"}]
+    for name, listed in (("base", rows), ("trained", rows[::-1])):
+        ask(serve(lambda body: "2"), Dataset.from_list(listed), tmp_path / name, k=2, scorer=is_gold)
+    change = compare(tmp_path / "base", tmp_path / "trained")
+    assert change["gained"] == change["lost"] == []
+
+
+def test_the_next_problems_of_a_file_join_those_that_are_there(serve, tmp_path, problems_file):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, problems_file, tmp_path / "out", k=1, limit=1)
+    ask(server, problems_file, tmp_path / "out", k=1, limit=1, offset=1)
+    assert len(server.requests) == 2
+    ask(server, f"{problems_file.parent}/./{problems_file.name}", tmp_path / "out", k=1, limit=2)  # the same file
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(("setting", "value"), [("split", "test"), ("name", "main")])
+def test_a_split_or_a_configuration_of_a_file_is_refused(tmp_path, problems_file, setting, value):
+    with pytest.raises(ValueError, match=rf"`{setting}='{value}'` has no effect: `.*` is a file, which has neither"):
+        here("model", problems_file, tmp_path / "out", **{setting: value})
+
+
+@pytest.mark.parametrize("dataset", [[{"prompt": "1+1"}], DatasetDict(test=sums(1))], ids=["list", "splits"])
+def test_what_is_no_dataset_is_refused_with_what_to_give(tmp_path, serve, dataset):
+    with pytest.raises(ValueError, match=r"`dataset` is a `\w+`. Give a file, the id of a dataset on the Hub, or a"):
+        ask(serve(lambda body: "2"), dataset, tmp_path)
+
+
 def test_math_verify_scores_and_leaves_out_what_it_cannot_read(serve, tmp_path):
     dataset = Dataset.from_dict({"prompt": ["half", "what"], "solution": ["0.5", "?!"]})
     summary = ask(serve(lambda body: "\\boxed{\\frac{2}{4}}"), dataset, tmp_path, scorer="math_verify", k=2)
@@ -161,7 +193,7 @@ def test_a_scorer_is_any_function_of_completion_and_gold_answer(serve, tmp_path)
         ({"accuracy_threshold": 0.5, "scorer": lambda text, gold: (True, text)}, "`accuracy_threshold=0.5` is for re"),
         ({"chat_template_kwargs": {"a": 1}}, r"`chat_template_kwargs=.'a': 1.` has no effect: the prompts are text"),
         ({"chat_template_kwargs": "[1]"}, r"`chat_template_kwargs` must be a mapping, got '\[1\]'"),
-        ({"min_p": 1.5}, "`min_p` must be at least 0 and at most 1, got 1.5. 0 is no minimum"),
+        ({"min_p": 1.5}, "`min_p` must be at least 0 and at most 1, got 1.5. 0 is the model's own, or no minimum"),
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, settings, message):

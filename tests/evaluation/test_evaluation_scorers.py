@@ -3,6 +3,7 @@
 """Who says which completions are right: by name, by a dotted path, and what is told where no answer is found."""
 
 import asyncio
+import functools
 import math
 from decimal import Decimal
 
@@ -154,6 +155,22 @@ def test_an_answer_may_be_a_number_and_a_column_that_only_sounds_like_an_answer_
     assert score([problem()], said("7"), lambda text, gold: (True, 7)) == ([[(True, "7")]], True)
     with pytest.raises(TypeError, match=r"returned True; expected whether the completion is right, and the answer"):
         score([problem()], said("7"), lambda text, gold: True)
+
+
+@pytest.mark.fast
+def test_a_function_of_keywords_alone_and_a_partial_one_are_reward_functions():
+    def by_keyword(**kwargs):
+        return [float(text == gold) for text, gold in zip(kwargs["completions"], kwargs["solution"], strict=True)]
+
+    def in_mode(completions, mode, log_extra, **kwargs):
+        log_extra("in_mode_answer", [text.upper() for text in completions])
+        return [float(text == mode) for text in completions]
+
+    assert score([problem()], said("2", "3"), by_keyword).of_problems == [[(True, None), (False, None)]]
+    assert score([problem()], said("b", "a"), functools.partial(in_mode, mode="a")) == (
+        [[(False, "B"), (True, "A")]],
+        True,
+    )
 
 
 @pytest.mark.fast

@@ -60,6 +60,14 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
 
 
+def test_an_evaluation_teaches_nothing_of_a_prompt_that_has_several_golds(tmp_path):
+    rows = [
+        {"prompt": p, "solution": gold, "source": "sums"} for p, gold in [("1+1", "2"), ("1+1", "3"), ("1+2", "3")]
+    ]
+    folder = evaluation(tmp_path, [asked(rows[0], 4), asked(rows[2], 4)])
+    assert learn_from(folder, sampler(Dataset.from_list(rows))) == f"1 of 3 prompts are known from `{folder}`."
+
+
 def test_an_evaluation_teaches_nothing_of_an_id_that_several_training_prompts_have(tmp_path):
     """Of two datasets put together, each numbered from 0, nobody knows which one was evaluated."""
     made = sampler(Dataset.from_list([row | {"id": i} for i, row in zip([0, 0, 1, 2], ROWS, strict=True)]))

@@ -87,18 +87,22 @@ def read_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
     if not different:
         raise ValueError("The dataset is empty.")
     named = [(problem_source(row) or NO_SOURCE, str(problem_id(row))) for row in different.values()]
-    num_of_name = Counter(named)
-    num_of_key: Counter[str] = Counter()
+    asked = [
+        digest(json.dumps([*name, row["prompt"]]), "sha256")
+        for name, row in zip(named, different.values(), strict=True)
+    ]
+    num_of_name, num_of_asked = Counter(named), Counter(asked)
+    num_seen: Counter[str] = Counter()
     problems = []
-    for (content, row), (source, own_id) in zip(different.items(), named, strict=True):
-        id_ = own_id
-        key = digest(json.dumps([source, own_id, row["prompt"]]), "sha256")
-        num_of_key[key] += 1
-        if num_of_name[source, own_id] > 1:
-            id_ = id_of_prompt(row)
-        if (num := num_of_key[key]) > 1:  # the same prompt, with another gold answer for instance
-            key, id_ = digest(f"{key} {num}", "sha256"), f"{id_}#{num}"
-        problems.append(Problem(id_, source, row, num_rows[content], key))
+    for (content, row), (source, id_), key in zip(different.items(), named, asked, strict=True):
+        if num_of_asked[key] > 1:  # the same prompt, with another gold answer for instance
+            name = f"{id_}#{content[:8]}"
+        else:
+            name = id_ if num_of_name[source, id_] == 1 else id_of_prompt(row)
+        num_seen[key] += 1
+        if (num := num_seen[key]) > 1:  # it has completions of its own
+            key = digest(f"{key} {num}", "sha256")
+        problems.append(Problem(name, source, row, num_rows[content], key))
     return problems
 
 

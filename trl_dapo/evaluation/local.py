@@ -28,8 +28,21 @@ logger = logging.getLogger(__name__)
 
 
 # What an evaluation sets itself, of what a model's own generation config may say.
-_SET_HERE = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample", "max_length"}
+_SET_HERE = {"temperature", "top_p", "top_k", "repetition_penalty", "do_sample", "max_length"}
 _SET_HERE |= {"max_new_tokens", "eos_token_id", "pad_token_id", "bos_token_id", "transformers_version"}
+_SET_HERE |= {"_from_model_config", "use_cache"}
+
+
+# What a config says that changes no completion.
+_NOT_OF_A_MODEL = {
+    "transformers_version",
+    "_name_or_path",
+    "base_model_name_or_path",
+    "inference_mode",
+    "use_cache",
+    "peft_version",
+}
+_A_TEXT = "What is 17 + 25? Answer: 42"  # whose tokens tell tokenizers apart, and whether they add any
 
 
 def load_tokenizer(
@@ -52,14 +65,29 @@ def what_decides(
     config = _generation_config(model)
     decides["eos_token_id"] = _end_token_ids(config, tokenizer)
     # Tokens that are suppressed, for instance.
-    others = {name: value for name, value in config.to_diff_dict().items() if name not in _SET_HERE and name[0] != "_"}
+    others = {name: value for name, value in config.to_diff_dict().items() if name not in _SET_HERE and value}
     if others:
         decides["generation_config"] = others
     if is_chat:
         decides["chat_template"] = digest(str(tokenizer.chat_template))
+    decides["tokens_of_a_text"] = tokenizer(text=_A_TEXT)["input_ids"]
+    decides["config"] = _config_digest(model)
     if base := _base_of(model):
-        decides |= {"base_model": base, "base_weights": weights_digest(base)}
+        decides |= {"base_model": base, "base_weights": weights_digest(base), "base_config": _config_digest(base)}
     return decides
+
+
+def _config_digest(model: str | os.PathLike | PreTrainedModel) -> str | None:
+    """A hash of a model's or an adapter's config; `None` of one that is not on this disk."""
+    if not isinstance(model, str | os.PathLike):
+        config = model.config.to_dict()
+    else:
+        files = (Path(model) / name for name in ("adapter_config.json", "config.json"))
+        if (file := next((file for file in files if file.is_file()), None)) is None:
+            return None
+        config = json.loads(file.read_text())
+    kept = {name: value for name, value in config.items() if name not in _NOT_OF_A_MODEL}
+    return digest(json.dumps(kept, sort_keys=True, default=str))
 
 
 def _base_of(model: str | os.PathLike | PreTrainedModel) -> str | None:
@@ -142,11 +170,17 @@ def generate_with_transformers(
                 f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit in the memory "
                 f"of {model.device}: lower `batch_size`, which is {batch_size}."
             ) from error
+        failure: Exception | None = None
         for job, output in zip(batch, outputs[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
             text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
-            on_completion(job, Completion(text, len(ids), end is None, ids))
+            try:
+                on_completion(job, Completion(text, len(ids), end is None, ids))
+            except ValueError as error:  # of a scorer: the batch is kept all the same
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 def _encode_prompts(
@@ -159,6 +193,8 @@ def _encode_prompts(
             continue
         if isinstance(job.prompt, str):
             known[job.problem] = tokenizer(text=job.prompt)["input_ids"]
+            if not known[job.problem]:
+                raise ValueError("A prompt has no text, and the tokenizer adds none: leave such rows out.")
             continue
         if tokenizer.chat_template is None:
             raise ValueError(

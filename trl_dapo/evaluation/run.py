@@ -62,7 +62,7 @@ _RANGES = {
     "temperature": Range(0, hint="0 takes the most probable token."),
     "top_p": SHARE,
     "top_k": Range(0, is_whole=True, hint="0 is all tokens."),
-    "min_p": Range(0, 1, hint="0 is no minimum."),
+    "min_p": Range(0, 1, hint="0 is the model's own, or no minimum."),
     "request_timeout": POSITIVE,
     "num_retries": Range(0, is_whole=True),
 }
@@ -152,7 +152,8 @@ def evaluate(
         top_k (`int`, *optional*, defaults to `0`):
             Number of tokens to sample from; `0` is all.
         min_p (`float`, *optional*, defaults to `0.0`):
-            Least probability of a token, as a share of the most probable one's; `0` is no minimum.
+            Least probability of a token, as a share of the most probable one's. As in training, `0` leaves the
+            model's own, if its generation config has one.
         max_completion_length (`int`, *optional*, defaults to `20480`):
             Number of tokens at which a completion is truncated.
         chat_template_kwargs (`dict`, *optional*):
@@ -220,8 +221,11 @@ def evaluate(
 
     output_dir = Path(output_dir)
     rows, selection = _load_rows(arguments, scorer_function, output_dir / JOURNAL_FILE)
-    check_columns(scorer_function, scorer_name, rows.column_names, sends_ids=not base_url)
-    problems = read_problems(rows)
+    from ..data import each_row
+
+    columns = rows.column_names or [*next(iter(rows), {})]  # which a stream may not know
+    check_columns(scorer_function, scorer_name, columns, sends_ids=not base_url)
+    problems = read_problems(each_row(rows))
     is_chat = any(not isinstance(problem.prompt, str) for problem in problems)
     if arguments["chat_template_kwargs"] and not is_chat:
         raise ValueError(
@@ -230,10 +234,10 @@ def evaluate(
         )
     sampling = Sampling(temperature, top_p, top_k, max_completion_length, min_p)
     settings = {
-        "model": str(model) if isinstance(model, _PATH) else model.config.name_or_path,
+        "model": _plain_path(model, base_url) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
         "engine": "server" if base_url else engine or "transformers",
-        **({"dataset": str(dataset), **selection} if isinstance(dataset, _PATH) else {}),
+        **({"dataset": _plain_path(dataset), **selection} if isinstance(dataset, _PATH) else {}),
         "problems": digest(json.dumps([(each.key, each.num_rows) for each in problems]), "sha256"),
         "k": k,
         **sampling._asdict(),
@@ -261,7 +265,8 @@ def evaluate(
     )
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
-        _refuse_other_problems(journal, problems)
+        if not isinstance(dataset, _PATH):  # else the header says which dataset it is
+            _refuse_other_problems(journal, problems)
         with naming_missing_folders(None if base_url else model):
             _complete(journal, problems, make_jobs(problems, k, seed), generate, progress, score_with, scorer_name)
         completions_PK = [
@@ -282,6 +287,11 @@ def evaluate(
             finished = {"finished": datetime.now(UTC).isoformat()}  # the rest says the same again whenever
             path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
+
+
+def _plain_path(path: str | os.PathLike, base_url: str | None = None) -> str:
+    """A path without what does not matter, `./` and a slash at the end. A server names its model as it likes."""
+    return str(path) if base_url else str(Path(path))
 
 
 def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerState | None":
@@ -369,8 +379,14 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
     chosen_by = ("split", "name", "offset", "limit", "on_bad_rows", "prompt_style")
     selection = {setting: arguments[setting] for setting in chosen_by}
     if isinstance(dataset, _PATH):
-        from ..data import choose_prompt_style, load_prompts
+        from ..data import choose_prompt_style, find_file, load_prompts
 
+        for name in ("split", "name"):
+            if selection[name] != inspect.signature(evaluate).parameters[name].default and find_file(dataset):
+                raise ValueError(
+                    f"`{name}={selection[name]!r}` has no effect: `{dataset}` is a file, which has neither splits nor "
+                    "configurations. Leave it out."
+                )
         how = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
         # Another scorer reads the completions that are there, whatever it would have asked for.
         if style is None and (style := _style_in(journal)) is _UNKNOWN:
@@ -381,11 +397,16 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
     else:
         from ..data import plain_rows
 
+        if isinstance(dataset, dict) or not hasattr(dataset, "column_names"):
+            raise ValueError(
+                f"`dataset` is a `{type(dataset).__name__}`. Give a file, the id of a dataset on the Hub, or a "
+                "`Dataset`: one split of a `DatasetDict`, or `Dataset.from_list(rows)`."
+            )
         known = inspect.signature(evaluate).parameters
         if given := {name: value for name, value in selection.items() if value != known[name].default}:
             raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
         rows = plain_rows(dataset)
-    if images := {"image", "images"} & set(rows.column_names):
+    if images := {"image", "images"} & set(rows.column_names or ()):
         raise ValueError(
             f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "
             "model during training, with `eval_dataset`."

@@ -9,6 +9,7 @@ gold answer.
 
 import asyncio
 import copy
+import functools
 import importlib
 import inspect
 import logging
@@ -72,11 +73,18 @@ def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
 
 
 def is_reward_function(scorer: Scorer) -> bool:
-    return "completions" in inspect.signature(scorer).parameters
+    """Whether it takes `completions`, or any keyword, as a decorated function may; else it takes two texts."""
+    parameters = inspect.signature(scorer).parameters.values()
+    names = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    return "completions" in names or (not names and any(each.kind is each.VAR_KEYWORD for each in parameters))
 
 
 def name_of(scorer: str | Scorer) -> str:
-    return scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__)
+    if isinstance(scorer, str):
+        return scorer
+    while isinstance(scorer, functools.partial):
+        scorer = scorer.func
+    return getattr(scorer, "__name__", type(scorer).__name__)
 
 
 def check_columns(scorer: Scorer, name: str, columns: Sequence[str], sends_ids: bool) -> None:

@@ -31,8 +31,11 @@ def learn_from(folder: str, sampler: Sampler) -> str:
         found = {(p["source"], p["id"]): (p["num_correct"], p["num_completions"]) for p in problems}
         problems_of = {name: (problem_source(row) or NO_SOURCE, problem_id(row)) for name, row in rows.items()}
         num_named = Counter(problems_of[name] for name, row in rows.items() if has_id(row))
+        num_asked = Counter((problems_of[name][0], id_of_prompt(row)) for name, row in rows.items())
         for name, row in rows.items():
             source, id_ = problems_of[name]
+            if num_asked[source, id_of_prompt(row)] > 1:  # one prompt with several golds: nobody knows which it was
+                continue
             # Of an id that stands for several prompts an evaluation says which one it is, if it saw several.
             ids = [id_of_prompt(row), *([id_] if num_named[source, id_] <= 1 else [])]
             if looked := next((found[source, each] for each in ids if (source, each) in found), None):
