@@ -326,11 +326,13 @@ def _file_dataset(path: Path) -> datasets.Dataset:
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _storable([row.get(name) for row in rows]) for name in names}
     # A parquet file says what its columns are, images for one; in JSON their values need not be of one kind.
-    features = datasets.Features.from_arrow_schema(pq.read_schema(path)) if _kind_of(path) == ".parquet" else None
-    for name in [name for name, feature in (features or {}).items() if getattr(feature, "dtype", "") == "uint64"]:
-        if any(isinstance(value, str) for value in columns[name]):  # which 64 bits with a sign do not hold
-            features[name] = datasets.Value("string")
-    dataset = datasets.Dataset.from_dict(columns, features, on_mixed_types=None if features else "use_json")
+    features: dict[str, Any] = {}
+    if _kind_of(path) == ".parquet":
+        features = datasets.Features.from_arrow_schema(pq.read_schema(path))
+    for name, feature in features.items():
+        if getattr(feature, "dtype", "") == "uint64" and any(isinstance(value, str) for value in columns[name]):
+            features[name] = datasets.Value("string")  # 64 bits with a sign do not hold its numbers
+    dataset = datasets.Dataset.from_dict(columns, features or None, on_mixed_types=None if features else "use_json")
     _refuse_mixed_prompts(f"`{path}`", rows)
     return dataset
 
