@@ -320,7 +320,7 @@ def _file_dataset(path: Path) -> datasets.Dataset:
     """The rows of a file as they are, with every column."""
     rows = []
     for place, row in _file_rows(path):
-        if loggable(text := json.dumps(row, ensure_ascii=False, default=str)) != text:
+        if loggable(text := json.dumps(row, ensure_ascii=False, default=lambda value: "")) != text:
             raise ValueError(f"`{path}`, {place}: expected text without lone surrogates, which no file can hold.")
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
