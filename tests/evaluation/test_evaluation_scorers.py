@@ -224,6 +224,19 @@ def test_a_reward_function_that_names_no_column_gets_those_of_the_file_as_they_a
     assert ask(serve(lambda body: "$2$"), file, tmp_path, k=1, scorer=is_gold)["metrics"]["avg@1"]["mean"] == 1
 
 
+def test_bad_rows_of_a_file_that_was_taken_as_it_is_ask_for_another_reading_and_not_for_nothing(serve, tmp_path):
+    def is_gold(completions, solution, **kwargs):
+        return [float(text == gold) for text, gold in zip(completions, solution, strict=True)]
+
+    file, server = tmp_path / "rows.jsonl", serve(lambda body: "2")
+    file.write_text('{"prompt": "1+1", "solution": "2"}\n{"prompt": "1+2", "solution": null}\n')
+    assert ask(server, file, tmp_path / "out", k=1, scorer=is_gold)["num_problems"] == 2
+    with pytest.raises(
+        ValueError, match="of other settings: `prompt_style` was None, is now 'as_is'"
+    ):
+        ask(server, file, tmp_path / "out", k=1, scorer=is_gold, on_bad_rows="skip")
+
+
 def test_a_scorer_that_fails_does_so_on_the_first_problem_and_loses_nothing(serve, tmp_path):
     def fails(completions, **kwargs):
         raise KeyError("letter")

@@ -25,7 +25,7 @@ from .statistics import estimate_mean, problem_figures
 
 
 _LISTED_PROBLEMS = 10
-_EXPECTED_TO_DIFFER = {"model", "weights"}
+_EXPECTED_TO_DIFFER = {"model", "weights", "config", "base_model", "base_weights", "base_config"}
 # What is compared of a summary, of its settings and of its problems.
 _SUMMARY = {"settings": dict, "scorer": object, "problems": list}
 _SETTINGS = {"model": object, "k": int}

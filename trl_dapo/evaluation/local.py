@@ -87,6 +87,8 @@ def _config_digest(model: str | os.PathLike | PreTrainedModel) -> str | None:
             return None
         config = json.loads(file.read_text())
     kept = {name: value for name, value in config.items() if name not in _NOT_OF_A_MODEL}
+    if isinstance(modules := kept.get("target_modules"), list):
+        kept["target_modules"] = sorted(modules)  # which peft writes in any order
     return digest(json.dumps(kept, sort_keys=True, default=str))
 
 
@@ -170,17 +172,25 @@ def generate_with_transformers(
                 f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit in the memory "
                 f"of {model.device}: lower `batch_size`, which is {batch_size}."
             ) from error
-        failure: Exception | None = None
-        for job, output in zip(batch, outputs[:, width:].tolist(), strict=True):
+        completions = []
+        for output in outputs[:, width:].tolist():
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
             text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
-            try:
-                on_completion(job, Completion(text, len(ids), end is None, ids))
-            except ValueError as error:  # of a scorer: the batch is kept all the same
-                failure = failure or error
-        if failure is not None:
-            raise failure
+            completions.append(Completion(text, len(ids), end is None, ids))
+        _hand_over(batch, completions, on_completion)
+
+
+def _hand_over(jobs: list[Job], completions: list[Completion], on_completion: OnCompletion) -> None:
+    """Hands over all of these completions, and raises only then what the first that failed has raised."""
+    failures = []
+    for job, completion in zip(jobs, completions, strict=True):
+        try:
+            on_completion(job, completion)
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def _encode_prompts(
@@ -265,12 +275,13 @@ def generate_with_vllm(
         for number, ids in enumerate(prompt_ids):
             engine.add_request(str(number), {"prompt_token_ids": ids}, params)
         while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    answer = output.outputs[0]
-                    ids = list(answer.token_ids)
-                    completion = Completion(answer.text, len(ids), answer.finish_reason == "length", ids)
-                    on_completion(jobs[int(output.request_id)], completion)
+            finished = [output for output in engine.step() if output.finished]
+            completions = []
+            for output in finished:
+                answer = output.outputs[0]
+                ids = list(answer.token_ids)
+                completions.append(Completion(answer.text, len(ids), answer.finish_reason == "length", ids))
+            _hand_over([jobs[int(output.request_id)] for output in finished], completions, on_completion)
     finally:
         # Its processes would keep the memory that the next model needs, and may keep this process from ending.
         engine.engine_core.shutdown()
