@@ -115,12 +115,6 @@ def test_a_split_or_a_configuration_of_a_file_is_refused(given, words):
         given("train.jsonl", *words, train=QUESTIONS)
 
 
-def test_a_split_of_a_file_to_evaluate_on_is_refused_too(given):
-    words = ["--eval_dataset_name", "held_out.jsonl", "--eval_dataset_split", "test", "--eval_strategy", "steps"]
-    with pytest.raises(ValueError, match=r"^`eval_dataset_split='test'` has no effect: `eval_dataset_name='held_out"):
-        given("train.jsonl", *words, train=QUESTIONS[:2], held_out=QUESTIONS[2:])
-
-
 def test_text_and_messages_in_one_file_are_refused_before_anything_is_loaded(given):
     mixed = [*QUESTIONS, {"prompt": [{"role": "user", "content": "Spell cat."}], "answer": "cat"}]
     with pytest.raises(ValueError, match=r"`train\.jsonl` has prompts of text and of messages: row 3 has messages"):

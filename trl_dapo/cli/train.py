@@ -377,7 +377,7 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
     said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
     if data.is_file_name(launch_args.dataset_name or ""):
         said.append("dataset_name")
-    refuse_what_files_have_not(launch_args)
+        refuse_what_files_have_not(launch_args)
     others = [name for name in OF_ROWS if getattr(launch_args, name)]
     if said and others:
         raise ValueError(
@@ -391,20 +391,12 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
 def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
     """Refuse a split or a configuration of a local file, which has neither."""
     defaults = {each.name: each.default for each in fields(launch_args)}
-    settings_of = {
-        "dataset_name": ("dataset_train_split", "dataset_config"),
-        "eval_dataset_name": ("eval_dataset_split",),
-    }
-    for dataset, settings in settings_of.items():
-        file = getattr(launch_args, dataset)
-        if not data.is_file_name(file or ""):
-            continue
-        for name in settings:
-            if (value := getattr(launch_args, name)) != defaults[name]:
-                raise ValueError(
-                    f"`{name}={value!r}` has no effect: `{dataset}={file!r}` is a file, which has neither splits nor "
-                    "configurations. Leave it out, or name a dataset on the Hub."
-                )
+    for name in ("dataset_train_split", "dataset_config"):
+        if (value := getattr(launch_args, name)) != defaults[name]:
+            raise ValueError(
+                f"`{name}={value!r}` has no effect: `dataset_name={launch_args.dataset_name!r}` is a file, which has "
+                "neither splits nor configurations. Leave it out, or name a dataset on the Hub."
+            )
 
 
 def load_datasets(
