@@ -231,9 +231,7 @@ def test_bad_rows_of_a_file_that_was_taken_as_it_is_ask_for_another_reading_and_
     file, server = tmp_path / "rows.jsonl", serve(lambda body: "2")
     file.write_text('{"prompt": "1+1", "solution": "2"}\n{"prompt": "1+2", "solution": null}\n')
     assert ask(server, file, tmp_path / "out", k=1, scorer=is_gold)["num_problems"] == 2
-    with pytest.raises(
-        ValueError, match="of other settings: `prompt_style` was None, is now 'as_is'"
-    ):
+    with pytest.raises(ValueError, match="of other settings: `prompt_style` was None, is now 'as_is'"):
         ask(server, file, tmp_path / "out", k=1, scorer=is_gold, on_bad_rows="skip")
 
 
