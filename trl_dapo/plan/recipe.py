@@ -23,20 +23,11 @@ from ..settings.ranges import COUNT, TRUTH, check_choice, check_value, check_val
 from ..settings.recipe_files import find_accelerate_config, find_recipe
 from ..settings.rules import check_rules, why_punished_twice
 from ..settings.sampling_defaults import SamplingChoice, normalize, why_not_screened
+from ..trl_names import PARSED
 
 
 # The dataclasses that a recipe fills in, the most general first: package, file and name.
-DATACLASSES = (
-    ("transformers", "training_args.py", "TrainingArguments"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-    ("trl", "trainer/model_config.py", "ModelConfig"),
-    ("trl", "scripts/utils.py", "ScriptArguments"),
-    ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
-    ("trl", "scripts/grpo.py", "GRPOScriptArguments"),
-    ("trl_dapo", "config.py", "DAPOConfig"),
-    ("trl_dapo", "cli/train.py", "LaunchArguments"),
-)
+DATACLASSES = (*PARSED, ("trl_dapo", "config.py", "DAPOConfig"), ("trl_dapo", "cli/train.py", "LaunchArguments"))
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
 # What says nothing to a plan: variables that TRL's parser sets, and where processes meet, one on each GPU that trains.
