@@ -22,9 +22,11 @@ from trl.trainer.utils import get_config_model_id
 from .config import DAPOConfig
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .rewards.task_reward import TaskReward
+from .sampling.policies import SelectionPolicy
 from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
+from .sampling.screen import Screen
 from .settings.rules import DEFAULT_MAX_GEN_BATCHES, check_rules
 from .settings.sampling_defaults import PAPER, SamplingChoice, why_not_screened
 
@@ -199,7 +201,6 @@ def make_sampler(
     num_ranks: int,
 ) -> Sampler:
     """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
-    screen = args.dynamic_sampling_screen or "off"
     assert args.num_generations is not None
     target, num_generations = args.groups_per_rollout, args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < target:
@@ -209,10 +210,18 @@ def make_sampler(
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {num_generations}). "
             f"Add prompts, or lower {'`prompts_per_rollout`' if args.prompts_per_rollout else lower}."
         )
+    policies: list[SelectionPolicy] = []
+    memory = PromptMemory(args.seed, num_generations=num_generations) if args.dynamic_sampling_memory else None
+    if memory is not None:
+        policies.append(memory)
+    screen = args.dynamic_sampling_screen or "off"
+    if screen != "off":
+        policies.append(Screen(int(screen) if screen.isdigit() else screen, memory))
     return Sampler(
         PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),
         target=target,
         num_generations=num_generations,
+        policies=policies,
         mode=args.dynamic_sampling_mode,
         min_replace_ratio=args.min_replace_ratio,
         carries=args.dynamic_sampling_surplus == "carry",
@@ -221,8 +230,6 @@ def make_sampler(
         # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         batch_multiplier=args.batch_multiplier,
-        memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
-        screen=int(screen) if screen.isdigit() else None if screen == "off" else screen,
         num_ranks=num_ranks,
         ahead=args.rollouts_ahead,
     )

@@ -5,8 +5,8 @@
     for each rollout batch:
         until the batch is full, or the limit is reached:
             sample G completions per prompt, score them     _sample_round
-            keep the groups whose rewards differ            _judge_groups, Sampler
-        advantages within each group                        GRPOTrainer, on the rows that were kept (_train_on)
+            keep the groups whose rewards differ            _filter_groups, Sampler
+        advantages within each group                        GRPOTrainer, on the kept rows (_build_training_batch)
         for each optimizer step:
             Clip-Higher, token mean                         UpdatePhase
 
@@ -19,11 +19,14 @@ import sys
 import textwrap
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -57,13 +60,23 @@ from .run.preflight import Preflight, SetupError
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
 from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_bar, warn_of_shortfall, wrapped_for
-from .sampling import rounds
+from .sampling.batch import Batch
 from .sampling.group_filter import GroupFilter, ask_group_filter
-from .sampling.refill import Batch
+from .sampling.groups import GenerationRequest, PromptGroup
+from .sampling.policies import Decided
 from .sampling.report import rollout_log
-from .sampling.rounds import Ask, Round
+from .sampling.rounds import (
+    Completion,
+    Round,
+    bring_together,
+    in_batch,
+    note_scores,
+    plan_scoring,
+    receive_rows,
+    rows_of_batch,
+)
+from .sampling.rows import copied, dummy_row
 from .sampling.sampler import Sampler
-from .sampling.screening import to_carry
 from .settings.arguments import naming_missing_folders
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
@@ -308,33 +321,31 @@ class DAPOTrainer(Checkpoints):
                 self._append_metrics(self.stopwatch.timeline())
             return rollouts
         assert self._ledger is not None
-        sampler.begin(step)
+        sampler.start_rollout(step)
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
-            self._ask_ahead(sampler)
-            while asks := sampler.next_prompts():
+            self._submit_ahead(sampler)
+            while requests := sampler.next_requests():
                 started = time.perf_counter()
-                round_ = self._sample_round(sampler, asks)
-                for part in round_.by_size(sampler.rollout.rounds):
-                    reasons, counts = self._judge_groups(sampler, part)
-                    self._ledger.add_round(part, reasons)
-                    sampler.add_round(part, reasons, counts, step)
+                round_ = self._sample_round(sampler, requests)
+                sampler.add(round_)
+                for decided in self._filter_groups(sampler, round_, step):
+                    self._ledger.add_groups(decided)
+                    sampler.decide(decided)
                 round_.seconds = time.perf_counter() - started
                 show()
-                self._ask_ahead(sampler)  # before the next is waited for
-        batch = sampler.batch()
+                self._submit_ahead(sampler)  # before the next round is waited for
+        batch = sampler.finish_rollout()
         self._ledger.end_rollout(sampler.rollout, batch, step)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
-        carried, half = to_carry(sampler.rollout, batch, self.num_generations, self.accelerator.num_processes)
-        how = self.accelerator.device, self.policy_logps
-        sampler.carry([rounds.carried_groups(sampler.rollout.rounds, *groups, *how) for groups in carried], half)
-        self._ask_ahead(sampler)
-        rollouts = self._train_on(sampler, batch)
+        self._keep_old_logps(sampler)
+        self._submit_ahead(sampler)
+        rollouts = self._build_training_batch(sampler, batch)
         # Metrics of one rollout: TRL's own over everything sampled, and the sampler's.
-        sampling = {"tokens_trained": float(rollouts["num_items_in_batch"]), "skipped_by_memory": len(sampler.skipped)}
+        sampling = {"tokens_trained": float(rollouts["num_items_in_batch"])}
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
-        log |= self._task.metrics(map(sampler.rollout.rewards_of, sampler.rollout.sampled_groups), sampler.skipped)
-        num_waited = self._ahead.end_lap()
+        log |= self._task.metrics([group.rewards for group in sampler.rollout.decided], sampler.skipped)
+        num_waited = self._ahead.flush_timings()
         if self.args.rollouts_ahead:
             log["overlap/waited_for"] = num_waited
         self._append_metrics(log | self.stopwatch.timeline())
@@ -346,62 +357,143 @@ class DAPOTrainer(Checkpoints):
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
         return rollouts
 
-    def _ask_ahead(self, sampler: Sampler) -> None:
-        """Asks the server for what later rollouts train on."""
+    def _submit_ahead(self, sampler: Sampler) -> None:
+        """Ask the server for what later rollouts train on."""
         if self.args.rollouts_ahead:
-            sampler.draw_ahead(0 if self.stop.is_past_a_limit else self._num_rollouts_left)
-            self._ahead.ask(sampler.in_flight)
+            sampler.request_ahead(0 if self.stop.is_past_a_limit else self._num_rollouts_left)
+            self._ahead.submit(sampler.queue.in_flight)
 
-    def _sample_round(self, sampler: Sampler, asks: list[Ask]) -> Round:
-        """Samples and scores what is asked of each prompt; no log-probability is computed."""
-        examples = [ask.example for ask in asks for _ in range(ask.num)]
+    def _sample_round(self, sampler: Sampler, requests: list[GenerationRequest]) -> Round:
+        """Sample what is requested, and score it; no log-probability is computed."""
+        examples = [request.group.example for request in requests for _ in range(request.num_completions)]
         mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
-        # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
+        # A copy per row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
         inputs = [copy.deepcopy(example) for example in examples[mine]]
-        # TRL asks a server for so many completions of every so-manieth prompt: what divides the number for each.
-        in_common = swapped(self, num_generations=math.gcd(*(ask.num for ask in asks)))
-        with in_common, self._recording() as recorded, self._ahead.answering(asks):
+        completions: list[Completion] = []
+        number = sampler.rollout.number
+        is_stale = any(request.policy_rollout < number for request in requests)
+
+        def score(*batch: Any) -> torch.Tensor:
+            completions.extend(receive_rows(requests, recorded, self.accelerator))
+            for group, index in completions:
+                # Of what an earlier policy sampled nobody else can tell any more.
+                if group.policy_rollouts[index] < number and index in group.rows:
+                    group.rows[index].old_logps = group.rows[index].logprobs
+            return self._score_round(requests, completions, *batch)
+
+        # TRL asks a server for so many completions of every so-manieth prompt: what divides the number of each.
+        in_common = swapped(self, num_generations=math.gcd(*(request.num_completions for request in requests)))
+        with in_common, self._recording(score) as recorded, self._ahead.answering(requests):
             super()._generate_and_score_completions(inputs)
-        return Round.sampled(asks, recorded, sampler.rollout.number, self.accelerator)
+        return Round(requests, completions, recorded.metrics, is_stale)
 
-    def _judge_groups(self, sampler: Sampler, round_: Round) -> tuple[list[str | None], list | None]:
-        """For each group `None`, or why it is dropped; and its new correct and scored completions, if they count."""
-        if self._group_filter is not None:
-            return ask_group_filter(self._group_filter, round_, self.reward_func_names), None
-        masked_B = round_.truncated_B if self.mask_truncated_completions else None
-        reasons = self._task.drop_reasons(round_.rewards_BF, masked_B, round_.num_generations)
-        if not (sampler.counts_correct and self._task.tells_right):
-            return reasons, None
-        return reasons, self._task.count_correct(round_.rewards_BF, masked_B, reasons, round_.num_known)
+    def _score_round(
+        self,
+        requests: list[GenerationRequest],
+        completions: list[Completion],
+        inputs: list[dict],
+        prompts: list,
+        texts: list,
+        completion_ids: list[list[int]],
+    ) -> torch.Tensor:
+        """Score the completions of a round: whole groups in one call and one process. Return what TRL expects."""
+        num_ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        # What environments hold cannot be moved.
+        plan = plan_scoring(requests, completions, num_ranks, moves=self.environment_factories is None)
+        own = completions[local_slice(len(completions), rank, num_ranks)]
+        for (group, index), row in zip(own, inputs, strict=True):
+            extra = {name: value for name, value in row.items() if name not in group.example}
+            group.rows[index].extra_columns = extra or None  # of a rollout function
+        if plan.is_in_place:
+            rewards = self._score_completions(inputs, prompts, texts, completion_ids)
+            note_scores(plan, rewards, self._take_extra_logs(len(inputs)))
+            return rewards
+        rows = bring_together(plan, self.accelerator.device)
+        examples = [group.example for group, _ in plan.per_rank[rank]]
+        inputs = [
+            copy.deepcopy(example) | copy.deepcopy(row.extra_columns or {})
+            for example, row in zip(examples, rows, strict=True)
+        ]
+        with swapped(self, _completion_lengths=[row.num_tokens for row in rows]):
+            rewards = self._score_completions(
+                inputs,
+                [copied(row.prompt) for row in rows],
+                [copied(row.completion) for row in rows],
+                [row.completion_ids.tolist() for row in rows],
+            )
+        note_scores(plan, rewards, self._take_extra_logs(len(rows)))
+        # TRL's statistics of these are not used: those of the rollout take their place.
+        return rewards.new_zeros(len(completions), rewards.size(1))
 
-    def _train_on(self, sampler: Sampler, batch: Batch) -> dict:
-        """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
-        sampled, groups, G = sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
-        rows = rounds.assign_to_ranks(sampled, batch.train, batch.fill, G, self.accelerator.device)
-        given = rounds.select_rewards(sampled, groups, G)
+    def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decided]:
+        """Yield the groups of a round by their size, with the reason to drop each, or `None`."""
+        by_size: dict[tuple[int, int], list[PromptGroup]] = {}
+        for request in round_.requests:
+            num_known = request.group.num_received - request.num_completions
+            by_size.setdefault((-num_known, request.group.num_received), []).append(request.group)
+        for (minus_known, size), groups in sorted(by_size.items(), key=lambda item: item[0]):  # the oldest first
+            if self._group_filter is not None:
+                reasons = ask_group_filter(self._group_filter, groups, self.reward_func_names)
+                yield Decided(groups, reasons, -minus_known, step=step)
+                continue
+            rewards_BF = torch.cat([group.rewards for group in groups])
+            masked_B = None
+            if self.mask_truncated_completions:
+                masked_B = torch.tensor([is_cut for group in groups for is_cut in group.truncated])
+            reasons = self._task.drop_reasons(rewards_BF, masked_B, size)
+            counts = None
+            if sampler.selection.needs_counts and self._task.tells_right:
+                counts = self._task.count_correct(rewards_BF, masked_B, reasons, -minus_known)
+            yield Decided(groups, reasons, -minus_known, counts, step)
+
+    def _keep_old_logps(self, sampler: Sampler) -> None:
+        """Note the present policy's log-probabilities of what it sampled for later rollouts. Collective."""
+        waiting = sorted(sampler.queue.held, key=lambda group: (-group.num_received, group.number))
+        rows = [row for group in waiting for _, row in sorted(group.rows.items()) if row.old_logps is None]
+        # As many in every process: those that share weights must make the same passes.
+        most = max(gather_object([len(rows)]))
+        if most == 0:
+            return
+        padding = rows or [dummy_row(self._tokenizer.pad_token_id)]
+        padded = rows + [padding[i % len(padding)] for i in range(most - len(rows))]
+        for row, logps in zip(rows, self.policy_logps(padded), strict=False):
+            row.old_logps = logps
+
+    def _build_training_batch(self, sampler: Sampler, batch: Batch) -> dict:
+        """Return TRL's rollout batch of the groups that train and those that fill it, as if just sampled together."""
+        groups, num_train, G = (
+            [*batch.train, *batch.fill],
+            len(batch.train) * self.num_generations,
+            self.num_generations,
+        )
+        device, number = self.accelerator.device, sampler.rollout.number
+        rows = rows_of_batch(batch.train, batch.fill, G, device)
+        given = torch.stack(in_batch(lambda group: group.rewards, groups, G))
         rewards = given.clone()
-        rewards[len(batch.train) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
+        rewards[num_train:] = torch.nan  # TRL leaves what cannot be scored out of every mean
         mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
-        extra_logs = rounds.select_extra_logs(sampled, groups, G).items()
-        self._pending_extra_logs.update({column: values[mine] for column, values in extra_logs})
-        reasons = [sampler.rollout.drop_reasons.get(group) for group in batch.fill]
-        outcomes = ["trained"] * len(batch.train) + [f"dropped: {why}" if why else "copy" for why in reasons]
+        for name in dict.fromkeys(name for group in groups for name in group.extra_logs):
+            values = in_batch(partial(_logged, name), groups, G)
+            self._pending_extra_logs[name] = values[mine]
+        outcomes = ["trained"] * len(batch.train)
+        outcomes += [f"dropped: {group.drop_reason}" if group.drop_reason else "copy" for group in batch.fill]
         self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
-        inputs = [{"prompt": p, "environment": e} for p, e in zip(rows.prompts, rows.environments, strict=True)]
-        with self._replaying(rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
+        inputs = [{"prompt": row.prompt, "environment": row.environment} for row in rows]
+        with self._replaying(rows, rewards.to(device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
-            self._logs["rewards"][name].extend(given_B.tolist())  # the table holds one batch: in place of the NaN
-        mark_filler(rollouts, min(max(len(batch.train) * G - mine.start, 0), len(rows)))
+            self._logs["rewards"][name].extend(given_B.tolist())  # the table holds one batch: instead of the NaN
+        mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end between two of its steps
-            places = torch.arange(mine.start, mine.start + len(rows), device=self.accelerator.device)
+            places = torch.arange(mine.start, mine.start + len(rows), device=device)
             rollouts["group"] = places // G
-        if any(round_.is_stale for round_ in sampled):
-            restore_old_logps(rollouts, rows.old_logps)
+        if any(group.staleness(number) for group in groups):
+            restore_old_logps(rollouts, [row.old_logps for row in rows])
         if self.args.rollouts_ahead:
-            rollouts["age"] = torch.tensor(rows.ages, device=self.accelerator.device)
+            policies = in_batch(lambda group: group.policy_rollouts, groups, G)
+            rollouts["age"] = torch.tensor([number - policy for policy in policies[mine]], device=device)
         return rollouts
 
     # ---- What the user sees ----
@@ -461,5 +553,10 @@ class DAPOTrainer(Checkpoints):
                 raise
             finally:
                 self._ahead.cancel()
-                if self._sampler is not None:  # a run that goes on asks again
-                    self._sampler.in_flight.lost = {ask.place for ask in self._sampler.in_flight}
+                if self._sampler is not None:  # a run that continues asks again
+                    self._sampler.unanswered = {one.group.number for one in self._sampler.queue.in_flight}
+
+
+def _logged(name: str, group: PromptGroup) -> Sequence:
+    """What reward functions logged of each completion of a group in one column."""
+    return group.extra_logs.get(name, [None] * group.num_received)

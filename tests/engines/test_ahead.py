@@ -217,7 +217,12 @@ def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
     trainer.train()
     assert pushed == [0, 1, 2, 3, 4]  # before the first round, and once at every evaluation
     assert len(logged(trainer, "eval_reward")) == 4
-    assert logged(trainer, "overlap/groups_by_age/1") == [0.0, 4.0, 4.0, 4.0]  # the round is still the one that trains
+    assert logged(trainer, "overlap/groups_by_staleness/1") == [
+        0.0,
+        4.0,
+        4.0,
+        4.0,
+    ]  # the round is still the one that trains
 
 
 def test_an_evaluation_of_the_best_model_is_of_its_weights_and_not_of_the_last(make):
@@ -272,7 +277,7 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
     resumed = resume(make, saved, temperature=1.5)
     assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
     assert resumed.client.threads[0]  # its first round is its own
-    assert logged(resumed, "overlap/groups_by_age/1")[2:] == [0.0, 4.0]
+    assert logged(resumed, "overlap/groups_by_staleness/1")[2:] == [0.0, 4.0]
     # Two rounds of 6 prompts were drawn for two rollouts, and one ahead, which is not lost.
     assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
 
@@ -295,7 +300,7 @@ def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, sa
 
     resumed = resume(make, saved, change=change_the_tokenizer)
     assert resumed.client.asked[:6] == [12, 13, 14, 15, 16, 17]
-    assert logged(resumed, "overlap/groups_by_age/0")[2:] == [4.0, 0.0]  # of the policy that is there now
+    assert logged(resumed, "overlap/groups_by_staleness/0")[2:] == [4.0, 0.0]  # of the policy that is there now
     assert caplog.text.count("the tokenizer, the chat template or the dataset has changed") == 1
 
 
@@ -350,7 +355,7 @@ def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
     trainer.train()
     assert trainer.client.kinds == ["push", "generate"] * 4  # the second run begins with one
     assert sorted(trainer.client.asked[12:18]) == cancelled
-    assert logged(trainer, "overlap/groups_by_age/0")[-4:] == [4.0, 0.0, 0.0, 0.0]  # today's policy samples them
+    assert logged(trainer, "overlap/groups_by_staleness/0")[-4:] == [4.0, 0.0, 0.0, 0.0]  # today's policy samples them
 
 
 def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoint(make, tmp_path):
@@ -384,9 +389,9 @@ def test_groups_are_counted_by_age_and_clipping_too(make):
     trainer = after_training(make(batch_multiplier=1.75, max_steps=5))
     # 7 prompts a round: 0 to 6 have 4 that are solved, 7 to 13 five, 14 to 20 five, 21 to 27 four, 28 to 34 five. The
     # third round's rollout trains on one that was carried beside 4 of 5, and so does each behind it.
-    assert logged(trainer, "overlap/groups_by_age/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
-    assert logged(trainer, "overlap/groups_by_age/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
-    assert logged(trainer, "overlap/groups_by_age/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
+    assert logged(trainer, "overlap/groups_by_staleness/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
+    assert logged(trainer, "overlap/groups_by_staleness/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
+    assert logged(trainer, "overlap/groups_by_staleness/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
     shares = logged(trainer, "overlap/clip_ratio/age_1")
     assert len(shares) == 4
     assert max(shares) > 0
@@ -474,7 +479,7 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
 # ---- Asking for a few first ----
 
 
-def test_what_is_asked_ahead_has_the_rest_of_what_was_half_asked_and_the_first_few_of_the_next(make, tiny_model):
+def test_what_is_asked_ahead_has_the_rest_of_what_was_partial_groups_and_the_first_few_of_the_next(make, tiny_model):
     trainer = make(batch_multiplier=None, dynamic_sampling_screen="2", max_steps=5)
     errors = errors_of_old_logps(trainer, tiny_model)
     trainer.train()

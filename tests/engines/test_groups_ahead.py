@@ -86,7 +86,7 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
     assert takes_two_steps or {age for step, age in errors if 2 <= step < 5} == {1, 2}
     num_rollouts, target = (4, 8) if takes_two_steps else (8, 4)
     assert in_one(trainer.trained) == solved(num_rollouts * target)  # all that is solved, in the order of asking
-    by_age = [logged(trainer, f"overlap/groups_by_age/{age}") for age in range(3)]
+    by_age = [logged(trainer, f"overlap/groups_by_staleness/{age}") for age in range(3)]
     assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts  # none is older than two
 
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_
     assert not {*resumed.client.asked} & {*answered}
     assert in_one(map(sorted, first.trained[:2] + resumed.trained)) == solved(20)  # none twice, none lost
     assert max(error for found in errors.values() for error in found) < 1e-4
-    assert logged(resumed, "overlap/groups_by_age/0")[2] == 2.0  # prompts 13 and 16
+    assert logged(resumed, "overlap/groups_by_staleness/0")[2] == 2.0  # prompts 13 and 16
 
 
 def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(make, tmp_path):

@@ -110,7 +110,7 @@ def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbe
         sampler.begin()
 
 
-def test_what_was_half_asked_in_an_earlier_rollout_and_is_given_up_is_told_of_without_a_round():
+def test_what_was_partial_groups_in_an_earlier_rollout_and_is_given_up_is_told_of_without_a_round():
     sampler = new_sampler(1, carries=True, screen=2)
     sampler.num_generations = 4
     earlier = sampled([1.0, 0.0], [3, 4])

@@ -73,7 +73,7 @@ def test_ranks_have_equal_shares_by_one_more_of_the_last_first_few():
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 16])
-def test_whatever_is_half_asked_ranks_get_equal_shares(num_ranks):
+def test_whatever_is_partial_groups_ranks_get_equal_shares(num_ranks):
     for rest in range(1, 8):
         even = in_equal_shares([Ask("a", {}, rest, Group(0, 0))], 8, num_ranks, lambda num: [Ask("b", {}, 8)] * num)
         assert sum(ask.num for ask in even) % num_ranks == 0
@@ -82,7 +82,7 @@ def test_whatever_is_half_asked_ranks_get_equal_shares(num_ranks):
         assert sum(ask.num for ask in even) <= rest + num_ranks + 1
 
 
-def test_what_is_half_asked_is_carried_in_the_order_of_its_age():
+def test_what_is_partial_groups_is_carried_in_the_order_of_its_age():
     """Two groups of an earlier rollout were asked for 4 and 3, one of this rollout for 2: in that order they go on."""
     half = dict(zip([Group(0, 0), Group(1, 0), Group(2, 5)], asks(4, 3, 2), strict=True))
     carried, moved = to_carry(Rollout(8, half=half), Batch([], [], [], half=[*half]), 8, 1)
@@ -92,7 +92,7 @@ def test_what_is_half_asked_is_carried_in_the_order_of_its_age():
 
 
 @pytest.mark.parametrize("kind", [Dataset.from_list, lambda rows: Dataset.from_list(rows).to_iterable_dataset()])
-def test_a_checkpoint_keeps_what_is_half_asked_by_where_it_stands(kind):
+def test_a_checkpoint_keeps_what_is_partial_groups_by_where_it_stands(kind):
     rows = [{"id": i, "on": datetime.date(2026, 1, 1 + i)} for i in range(8)]
     stream, half = PromptStream(kind(rows), seed=0), {}
     for index in range(11):  # 7 and 8 are of the first pass and the second
@@ -126,7 +126,7 @@ def test_a_population_that_is_looked_at_again_forgets_by_rounds():
     assert mean() == pytest.approx(1 / 51)
 
 
-def test_an_example_whose_keys_json_cannot_hold_is_half_asked_like_any_other():
+def test_an_example_whose_keys_json_cannot_hold_is_partial_groups_like_any_other():
     odd = {"id": 1, "prompt": "1+1", "at": {(1, 2): 3, 4: 5}}
     assert prompt_name(odd | {"id": None}) != prompt_name({"prompt": "1+1", "at": {(1, 2): 4, 4: 5}})
     (state,) = state_of({Group(0, 0): Ask("1", odd, 2, place=(0, 0))})

@@ -404,7 +404,7 @@ def test_where_a_reward_may_compare_completions_a_rank_has_whole_groups(target, 
     assert len(new(target, num_generations=8, num_ranks=2, **{"max_round_size": 3} | options).next_prompts()) == size
 
 
-def test_the_rest_of_half_asked_groups_is_shared_equally_where_nothing_is_screened_any_more():
+def test_the_rest_of_partial_groups_groups_is_shared_equally_where_nothing_is_screened_any_more():
     """Five of eight are the rest of one group; two ranks share 5 + 2 * 8 and three of one prompt more."""
     half = {Group(0, 0): Ask("a", {}, 3)}
     sampler = Sampler(stream(), target=3, num_generations=8, num_ranks=2)
@@ -413,14 +413,14 @@ def test_the_rest_of_half_asked_groups_is_shared_equally_where_nothing_is_screen
     assert [ask.num for ask in sampler.next_prompts()] == [5, 8, 8, 3]
 
 
-def test_a_group_half_asked_for_equal_shares_is_asked_for_its_rest():
+def test_a_group_partial_groups_for_equal_shares_is_asked_for_its_rest():
     sampler, ask = new(4, num_generations=4), Ask("a", {}, 3)
     sampler.add_round(blank_round(["a"], 3, asks=[ask]), [None])
     assert sampler.rollout.half == {Group(0, 0): ask}
     assert sampler.next_prompts()[0] == Ask("a", {}, 1, Group(0, 0))
 
 
-def half_asked(stream, num_groups, num):
+def partial_groups(stream, num_groups, num):
     """The next groups of a stream, asked for `num` completions."""
     taken = zip(stream.take(num_groups), stream.taken_at, strict=True)
     return {Group(0, i): Ask(*prompt, num, place=place) for i, (prompt, place) in enumerate(taken)}
@@ -430,7 +430,7 @@ def drawn_twice(num_half, options, at_resume, lost=None):
     """What is drawn ahead after half-asked groups, and where the stream is; and after a resume. For two ranks."""
     options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True, "ahead": 1} | options
     one = Sampler(stream(), **options)
-    half = half_asked(one.stream, num_half, num=3)
+    half = partial_groups(one.stream, num_half, num=3)
     one.carry([], half)
     one.draw_ahead()
     drawn = one.in_flight
@@ -446,7 +446,7 @@ def test_what_was_drawn_ahead_is_the_same_where_a_round_may_be_smaller_after_the
     assert before == after
 
 
-def test_a_round_is_drawn_anew_where_what_is_half_asked_is_not_there_any_more():
+def test_a_round_is_drawn_anew_where_what_is_partial_groups_is_not_there_any_more():
     (drawn, _), (again, _) = drawn_twice(3, {"screen": 3}, {}, lost=Group(0, 0))
     assert len(drawn) > 3
     assert again == []
@@ -480,7 +480,7 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     assert len(sampler.next_prompts()) > 3
 
 
-def test_the_share_that_a_band_accepts_of_what_is_half_asked_is_known_after_a_resume():
+def test_the_share_that_a_band_accepts_of_what_is_partial_groups_is_known_after_a_resume():
     sampler = new(4, num_generations=4, screen=2)
     screened_round(sampler, sampler.next_prompts()[:2], [1, 1])
     screened_round(sampler, sampler.next_prompts()[:2], [2, 2])
@@ -685,12 +685,12 @@ def test_a_round_asks_for_the_first_few_of_the_next_batch_where_it_may_carry_the
     others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"ahead": 2}
     assert [len(new(4, **options | other).next_prompts()) for other in others] == [8, 4, 4, 4, 4]
     sampler = new(4, **options)
-    assert sampler._draw(half_asked(sampler.stream, 5, num=1), 0, math.inf) == []  # five of them are known
+    assert sampler._draw(partial_groups(sampler.stream, 5, num=1), 0, math.inf) == []  # five of them are known
 
 
-def test_of_two_rollouts_what_is_half_asked_is_so_much_less_to_draw():
+def test_of_two_rollouts_what_is_partial_groups_is_so_much_less_to_draw():
     sampler = learn(new(32, num_generations=4, carries=True, screen=1, ahead=2), 500, 1000)
-    half = half_asked(sampler.stream, 16, num=1)
+    half = partial_groups(sampler.stream, 16, num=1)
     sampler.batch()
     sampler.carry([Round.of_groups(Rows.empty(), torch.zeros(16, 1), [1] * 16)], half)
     sampler.draw_ahead()
@@ -719,9 +719,9 @@ def test_no_group_trains_that_is_older_than_two_rollouts():
         carrying(carried(4, age=3)).batch()
 
 
-def test_what_is_half_asked_is_given_up_once_its_first_few_are_two_rollouts_old():
+def test_what_is_partial_groups_is_given_up_once_its_first_few_are_two_rollouts_old():
     sampler, blank_B = new(4, carries=True, screen=1), torch.zeros(2)
-    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], half_asked(sampler.stream, 2, num=1))
+    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], partial_groups(sampler.stream, 2, num=1))
     sampler.begin()
     assert sampler.batch().half == [Group(0, 1)]
 
@@ -742,10 +742,10 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     assert other.in_flight == []
 
 
-def test_a_checkpoint_keeps_of_what_is_half_asked_as_much_as_was_asked_ahead():
+def test_a_checkpoint_keeps_of_what_is_partial_groups_as_much_as_was_asked_ahead():
     options = {"carries": True, "ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
     sampler, blank_B = new(4, **options), torch.zeros(3)
-    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], half_asked(sampler.stream, 3, num=1))
+    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], partial_groups(sampler.stream, 3, num=1))
     sampler.draw_ahead()
     asked = sampler.in_flight
     assert names(asked)[:2] == ["0", "1"]  # a round has room for the rest of two

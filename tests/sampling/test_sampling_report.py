@@ -64,7 +64,7 @@ def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
         "dynamic_sampling/acceptance_rate": 1 / 3,
         "dynamic_sampling/dropped/all_wrong": 1,
         "dynamic_sampling/dropped/constant": 0,
-        "dynamic_sampling/half_asked": 0,
+        "dynamic_sampling/partial_groups": 0,
     }
     assert {name: log[name] for name in expected} == pytest.approx(expected)
 

@@ -56,11 +56,11 @@ def test_of_prompts_whose_first_few_agree_the_rest_is_not_asked_for(tiny_model, 
     assert log["dynamic_sampling/acceptance_rate"] == 4 / 7  # 7 is not decided on
 
 
-def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked(tiny_model, tmp_path):
+def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_partial_groups(tiny_model, tmp_path):
     settings = {"dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1, "log_groups": 100}
     trainer = make(tiny_model, tmp_path, **settings)
     trainer.train()
-    assert trainer.state.log_history[0]["dynamic_sampling/half_asked"] == 1
+    assert trainer.state.log_history[0]["dynamic_sampling/partial_groups"] == 1
     rows = read_ledger(tmp_path).to_pylist()
     assert sum(len(row["lengths"]) for row in rows) == 8 + 12 + 4
     (half,) = [row for row in rows if row["rollout"] == 1]  # prompt 7, which a further rollout would have completed
@@ -77,7 +77,7 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked
     assert [row["outcome"] for row in rows if row["prompt_id"] == half["prompt_id"]] == ["trained"]
 
 
-def test_a_group_that_was_dropped_half_asked_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
+def test_a_group_that_was_dropped_partial_groups_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
     settings = {"dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, script=lambda text, i: "wrong", **settings)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}

@@ -21,14 +21,12 @@ from transformers.utils import logging
 
 from ..ranks import local_slice, on_main_process, rank_and_world_size
 from ..run.stopwatch import Stopwatch
-from ..sampling.rounds import Ask
+from ..sampling.groups import GenerationRequest
 from ..update.swap import swapped
 from .call import Calls
 
 
 logger = logging.get_logger(__name__)
-
-Place = tuple[int, int] | None  # of a prompt in the stream
 
 
 @dataclass
@@ -74,7 +72,7 @@ def hand_over(answers: Sequence[Answer], prompts: list[list[int]], *, n: int, **
 
 
 class GroupsAhead:
-    """What is in flight: asked for in [`GroupsAhead.ask`], handed over in [`GroupsAhead.answering`]."""
+    """What is in flight: requested in [`GroupsAhead.submit`], handed over in [`GroupsAhead.answering`]."""
 
     # Every process has one and calls its methods in the same order; requests and answers are the main process's, which
     # alone has a `client`, TRL's.
@@ -95,40 +93,42 @@ class GroupsAhead:
         self._is_waited_for = is_waited_for
         self._close: Callable[[], None] = lambda: client.session.close()
         self._calls = Calls()
-        self._asked: dict[Place, Future | None] = {}  # the same places in every process
+        self._requested: dict[int, Future | None] = {}  # by the group's number; the same numbers in every process
         self._num_waited = 0  # groups that were not answered when they were due
         self._is_answering = False
 
-    def ask(self, asks: Sequence[Ask]) -> None:
-        """Asks the server for what was not asked for yet, and does not wait. It is given today's weights first."""
-        asks = [ask for ask in asks if ask.place not in self._asked]
-        if not asks:
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Ask the server for what it was not asked for yet, and do not wait. It is given today's weights first."""
+        requests = [request for request in requests if request.group.number not in self._requested]
+        if not requests:
             return
-        request: dict[str, Any] = {}
+        trls: dict[str, Any] = {}
 
-        def take_down(**asked: Any) -> dict[str, list]:
-            request.update(asked)
+        def take_down(**arguments: Any) -> dict[str, list]:
+            trls.update(arguments)
             return {"prompt_ids": [], "completion_ids": [], "logprobs": []}
 
         rank, num_ranks = rank_and_world_size()
-        texts = [ask.example["prompt"] for ask in asks]
+        texts = [request.group.example["prompt"] for request in requests]
         texts += texts[-1:] * (-len(texts) % num_ranks)  # an equal share each
         with self._describing_loss(), self._generating_by(take_down):
             self._generate(texts[local_slice(len(texts), rank, num_ranks)], 1)
-        self._asked |= dict.fromkeys(ask.place for ask in asks)
+        self._requested |= dict.fromkeys(request.group.number for request in requests)
         if self._client is not None:
-            for ask, prompt_ids in zip(asks, request.pop("prompts"), strict=False):
-                asked = {**request, "prompts": [prompt_ids], "n": ask.num}
-                self._asked[ask.place] = self._client.asking(partial(self._calls.add, then=Answer.of), **asked)
+            for request, prompt_ids in zip(requests, trls.pop("prompts"), strict=False):
+                arguments = {**trls, "prompts": [prompt_ids], "n": request.num_completions}
+                answer = self._client.asking(partial(self._calls.add, then=Answer.of), **arguments)
+                self._requested[request.group.number] = answer
 
     @contextmanager
-    def answering(self, asks: Sequence[Ask]) -> Iterator[None]:
-        """A block in which TRL samples one round. Where it was asked for, what the server answered is handed over."""
-        if self._asked.keys().isdisjoint(ask.place for ask in asks):
+    def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        """Hand over what the server answered, in a block in which TRL samples one round, if it was asked ahead."""
+        numbers = [request.group.number for request in requests]
+        if self._requested.keys().isdisjoint(numbers):
             yield
             return
-        self.ask(asks)  # where a checkpoint held some of the answers
-        calls, answers = [self._asked.pop(ask.place) for ask in asks], list[Answer]()
+        self.submit(requests)  # if a checkpoint held only some of the answers
+        calls, answers = [self._requested.pop(number) for number in numbers], list[Answer]()
         with self._stopwatch.timing("wait"):
             self._num_waited += on_main_process(self._wait, calls, answers, failed="The main process could not sample")
         # TRL would push today's weights. They are due before the next request.
@@ -145,8 +145,8 @@ class GroupsAhead:
 
     def join(self) -> None:
         """Waits for all answers where nothing else may be asked before. What went wrong ends every process."""
-        if self._is_waited_for and self._asked:
-            on_main_process(self._wait, [*self._asked.values()], [], failed="The main process could not sample")
+        if self._is_waited_for and self._requested:
+            on_main_process(self._wait, [*self._requested.values()], [], failed="The main process could not sample")
 
     def _generating_by(self, generate: Callable) -> AbstractContextManager[None]:
         """Puts a function in the place of that of TRL's client, which the main process alone has."""
@@ -155,13 +155,13 @@ class GroupsAhead:
     def cancel(self) -> None:
         """Ends the requests under way, and forgets all. No process waits for another here."""
         self._calls.cancel(self._close)
-        self._asked = {}
+        self._requested = {}
 
     def timing_engine(self) -> AbstractContextManager[None]:
         """A block in which the engine samples, unless what it sampled before is handed over."""
         return nullcontext() if self._is_answering else self._stopwatch.timing("engine")
 
-    def end_lap(self) -> int:
+    def flush_timings(self) -> int:
         """Adds the seconds in which requests were under way to the stopwatch; returns how many were waited for."""
         self._stopwatch.add("ahead", self._calls.lap())
         num_waited, self._num_waited = self._num_waited, 0
@@ -172,31 +172,34 @@ class GroupsAhead:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the answers that are there, loadable with `weights_only=True`."""
         # What is lost is left out, and its error raised when it is due: the checkpoint need not be lost too.
-        calls = {place: call for place, call in self._asked.items() if call is not None}
+        calls = {number: call for number, call in self._requested.items() if call is not None}
         if self._is_waited_for:
             wait(calls.values())
-        there = [(place, call) for place, call in calls.items() if call.done() and call.exception() is None]
-        return {"answers": [(place, call.result().state_dict()) for place, call in there]}
+        there = {number: call for number, call in calls.items() if call.done() and call.exception() is None}
+        return {"answers": {number: call.result().state_dict() for number, call in there.items()}}
 
-    def load_state_dict(self, state: dict[str, Any], asks: Sequence[Ask]) -> set[Place]:
-        """Goes on from what [`GroupsAhead.state_dict`] returned; returns where what has no answer stands."""
-        held = dict[Place, Answer]((tuple(at), Answer.from_state_dict(answer)) for at, answer in state["answers"])
+    def load_state_dict(self, state: dict[str, Any], requests: Sequence[GenerationRequest]) -> set[int]:
+        """Continue from a state; return the numbers of the groups in flight that have no answer in it."""
+        held = {number: Answer.from_state_dict(answer) for number, answer in state["answers"].items()}
 
-        def find() -> tuple[list[Place], bool]:
-            answered = [ask for ask in asks if ask.place in held]
-            tokens = self._tokenize([ask.example["prompt"] for ask in answered]) if answered else []
-            fit = [held[ask.place].prompt_ids.tolist() == list(ids) for ask, ids in zip(answered, tokens, strict=True)]
-            return [ask.place for ask in answered if all(fit)], len(fit) < len(held) or not all(fit)
+        def find() -> tuple[list[int], bool]:
+            answered = [request.group for request in requests if request.group.number in held]
+            tokens = self._tokenize([group.example["prompt"] for group in answered]) if answered else []
+            fit = [
+                held[group.number].prompt_ids.tolist() == list(ids)
+                for group, ids in zip(answered, tokens, strict=True)
+            ]
+            return [group.number for group in answered if all(fit)], len(fit) < len(held) or not all(fit)
 
-        places, is_of_others = on_main_process(find)
+        numbers, is_of_others = on_main_process(find)
         if is_of_others:
             logger.warning(
                 "What the checkpoint holds of later rollouts is of other prompts: the tokenizer, the chat template or "
                 "the dataset has changed. It is sampled again."
             )
-        for place in places:
+        for number in numbers:
             call: Future | None = Future() if self._client is not None else None
-            self._asked[place] = call
+            self._requested[number] = call
             if call is not None:
-                call.set_result(held[place])
-        return {ask.place for ask in asks} - {*places}
+                call.set_result(held[number])
+        return {request.group.number for request in requests} - {*numbers}

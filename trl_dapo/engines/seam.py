@@ -44,7 +44,8 @@ from ..run.stopwatch import Stopwatch
 from ..run.terminal import wrapped_for
 from ..sampling.example_names import content_digest, problem_source
 from ..sampling.report import length_metrics
-from ..sampling.rounds import Recorded, Rows
+from ..sampling.rounds import Recorded
+from ..sampling.rows import Row, as_generated, rows_from_generated
 from ..sampling.sampler import Sampler
 from ..settings.arguments import read_mapping
 from ..update.compat import add_end_tokens, end_tokens
@@ -77,16 +78,15 @@ class RecordReplay(UpdatePhase):
     _scores_dummies = False  # whether the completions that are scored now were not sampled
 
     @contextmanager
-    def _recording(self) -> Iterator[Recorded]:
-        """Keeps what TRL makes of one round, and keeps it out of the trainer's own metrics and logs."""
-        recorded, logs, metrics = Recorded(), _empty_logs(self._logs), _empty_metrics()
-        recorded.metrics = metrics["train"]
+    def _recording(self, score: Callable[..., Tensor] | None = None) -> Iterator[Recorded]:
+        """Keep what TRL makes of one round, and keep it out of the trainer's own metrics and logs."""
+        logs, metrics = _empty_logs(self._logs), _empty_metrics()
+        recorded = Recorded(score, metrics=metrics["train"])
         with swapped(self, _recorded=recorded, _logs=logs, _metrics=metrics):
             yield recorded
-        recorded.logs = logs
 
     @contextmanager
-    def _replaying(self, rows: Rows, rewards: Tensor) -> Iterator[dict[str, list[float]]]:
+    def _replaying(self, rows: list[Row], rewards: Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
         metrics = _empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
@@ -97,8 +97,11 @@ class RecordReplay(UpdatePhase):
             environments = swapped(self, _environment_pool=pool, environments=self.environments)
         # TRL's first pass is that of the old policy, if it weighs by how far the engine was from it.
         weighs = self.use_vllm and self.vllm_importance_sampling_correction and not self._passes_once
-        replayed = {"_replayed": (rows.as_generated(), rewards), "_earlier_logps": rows.old_logps if weighs else None}
-        with environments, swapped(self, **replayed, _metrics=metrics):
+        earlier = [row.old_logps for row in rows] if weighs else None
+        with (
+            environments,
+            swapped(self, _replayed=(as_generated(rows), rewards), _earlier_logps=earlier, _metrics=metrics),
+        ):
             yield metrics["train"]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class RecordReplay(UpdatePhase):
         self._rows_cut_off = self._cut_off(generated) if self._is_made else []
         if self._recorded is not None:
             environments = None if self.environment_factories is None else self._batch_environments
-            self._recorded.rows = Rows.from_generated(generated, prompts, environments)
+            self._recorded.rows = rows_from_generated(generated, prompts, environments)
             self._recorded.lengths = self._completion_lengths
             self._recorded.truncated = self._rows_cut_off
         return generated
@@ -135,10 +138,9 @@ class RecordReplay(UpdatePhase):
     def _calculate_rewards(self, *batch: Any) -> Tensor:  # the four of TRL, by position
         if self._replayed is not None:
             return self._replayed[1]
-        rewards = self._score_completions(*batch)
-        if self._recorded is not None:
-            self._recorded.rewards = rewards
-        return rewards
+        if self._recorded is not None and self._recorded.score is not None:
+            return self._recorded.score(*batch)
+        return self._score_completions(*batch)
 
     def _score_completions(self, *batch: Any) -> Tensor:  # overridden in place of TRL's own
         return super()._calculate_rewards(*batch)
@@ -157,6 +159,16 @@ class RecordReplay(UpdatePhase):
         self._set_signature_columns_if_needed()
         return self._signature_columns if self.args.remove_unused_columns else None
 
+    def _take_extra_logs(self, num_rows: int) -> dict[str, list]:
+        """Return what reward functions logged of each completion that all processes just scored. Collective."""
+        own, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        logs = {}
+        for column in sorted({*gather_object(list(own))}):
+            values = list(own.get(column, []))
+            # One value for each completion, or none of them can be told apart.
+            logs[column] = gather_object(values if len(values) == num_rows else [None] * num_rows)
+        return logs
+
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
     ) -> Tensor:
@@ -174,13 +186,13 @@ class RecordReplay(UpdatePhase):
         ):
             return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
 
-    def policy_logps(self, rows: Rows) -> list[np.ndarray]:
-        """Log-probabilities of the rows' completions under the present policy, one array a row."""
+    def policy_logps(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Return the log-probabilities of the rows' completions under the present policy, one array per row."""
         device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
         padded = partial(pad, pad_to_multiple_of=self.pad_to_multiple_of)
-        ids = [torch.tensor(row) for row in rows.completion_ids]
-        prompt_ids = padded([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
-        prompt_mask = padded([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
+        ids = [torch.tensor(row.completion_ids) for row in rows]
+        prompt_ids = padded([torch.tensor(row.prompt_ids) for row in rows], pad_token_id, padding_side="left")
+        prompt_mask = padded([torch.ones(len(row.prompt_ids)) for row in rows], 0, padding_side="left")
         completion_ids, mask = padded(ids, pad_token_id), padded([torch.ones(len(row)) for row in ids], 0)
         with torch.no_grad():
             logps, _, _ = self._get_per_token_logps_and_entropies(
@@ -464,15 +476,14 @@ class Checkpoints(EvaluationSeam):
             "metrics": dict(self._metrics["train"]),
             # TRL keeps these in a file that it writes only after the one that says that all is written.
             "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
-            "carried": None if self._sampler is None else self._sampler.carried_state_dict(),
+            "queue": None if self._sampler is None else self._sampler.queue.state_dict(),
             "ahead": self._ahead.state_dict(),
         }
 
     def _misfits(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
         """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
         self._rule = self._rule_of_now()
-        # In place of a rule, earlier versions wrote some of it into the header.
-        theirs, own, update = header | local.get("rule", {}), dict(self._rule), local["update"]
+        theirs, own, update = header | local["rule"], dict(self._rule), local["update"]
         if (rollout := update["rollout"]) is not None:
             sizes: dict[str, Any] = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
             sizes |= {"num_iterations": update["generate_every"] // len(rollout), "steps_per_generation": len(rollout)}
@@ -486,19 +497,16 @@ class Checkpoints(EvaluationSeam):
         return {name: (x, own[name]) for name, x in theirs.items() if own.get(name, x) != x}
 
     def _load_local(self, checkpoint: str, local: dict[str, Any], rows_fit: bool) -> None:
-        # An earlier version kept no settings.
-        theirs, own = local.get("settings"), settings_to_compare(self.args)
-        if theirs is not None and (line := describe_changes(checkpoint, theirs, own)) is not None:
+        line = describe_changes(checkpoint, local["settings"], settings_to_compare(self.args))
+        if line is not None:
             self.accelerator.print(wrapped_for(sys.stdout, line))
         if self.use_adaptive_entropy and local["entropy"] is not None:
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
         if rows_fit:
-            if self._sampler is not None and "answers" in local["ahead"] and not self.args.ignore_data_skip:
-                in_flight = self._sampler.in_flight
-                in_flight.lost = self._ahead.load_state_dict(local["ahead"], in_flight)
-            elif local["ahead"].get("is_asked"):
-                logger.warning_once("The checkpoint's round ahead is an earlier version's. It is sampled again.")
+            if self._sampler is not None and not self.args.ignore_data_skip:
+                requests = self._sampler.queue.in_flight
+                self._sampler.unanswered = self._ahead.load_state_dict(local["ahead"], requests)
             self.load_update_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -25,7 +25,6 @@ from ..settings.rules import why_punished_twice
 PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 NOT_PASSED_ON = ("prompt", "completion", "completion_ids")
 RewardFunc = TypeVar("RewardFunc")  # what goes in comes out, wrapped
-SAME = 0.02  # of the largest reward of a group: a model in 16 bits may be so far off in a batch of another size
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -207,32 +206,6 @@ def wrap_reward(
     wrapped.__name__ = name
     wrapped.__wrapped__ = reward_func
     return wrapped
-
-
-def find_comparison(
-    score: Callable[[slice], Tensor], whole_BF: Tensor, names: Sequence[str]
-) -> tuple[str | None, list[str]]:
-    """What shows that a reward function compares a group's completions, and those of which nothing can tell."""
-    # Those score the same rows twice otherwise. `score` gives the rewards of some of a group's rows, as if alone.
-    parts = slice(2), slice(2, None)
-    scale_F = whole_BF.nan_to_num().abs().amax(0).clamp(min=1e-30)
-
-    def differ(one_BF: Tensor, other_BF: Tensor) -> Tensor:
-        return ~torch.isclose(one_BF / scale_F, other_BF / scale_F, rtol=0, atol=SAME, equal_nan=True)
-
-    try:
-        found_BF = differ(whole_BF, apart_BF := torch.cat([*map(score, parts)]))
-        if not found_BF.any():
-            return None, []
-        # Asked in turns: what is drawn, or changes from call to call, is not the same again.
-        unsure_F = (differ(whole_BF, score(slice(None))) | differ(apart_BF, torch.cat([*map(score, parts)]))).any(0)
-    except Exception as error:
-        return f"{str(error)[:1].lower()}{str(error)[1:].rstrip('.')} when asked of some of it", []
-    unsure = [name for name, is_unsure in zip(names, unsure_F, strict=True) if is_unsure]
-    for f, row in (found_BF & ~unsure_F).T.nonzero().tolist():
-        found = f"gave one completion {whole_BF[row, f]:g} beside the other {len(whole_BF) - 1} of its group"
-        return f"the reward function {names[f]!r} {found}, and {apart_BF[row, f]:g} beside fewer", unsure
-    return None, unsure
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

@@ -63,9 +63,10 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
     torch.save({**local, "num_processes": num_ranks}, folder / RANK_NAME.format(rank))
     if args.should_save:
         (folder / STATE_NAME).write_text(json.dumps({} if sampler is None else sampler.state_dict(), indent=2) + "\n")
-        if sampler is not None and sampler.memory is not None:
+        memory = None if sampler is None else sampler.selection.find(PromptMemory)
+        if memory is not None:
             with replacing(folder / MEMORY_NAME) as temporary:
-                sampler.memory.save(temporary)
+                memory.save(temporary)
 
 
 def load_state(
@@ -81,7 +82,7 @@ def load_state(
     shared, problem = _read_shared(folder, sampler)
     local, lost = _read_local(folder / RANK_NAME.format(rank))
     has_rows = local is not None and (
-        local["update"]["rollout"] is not None or local["carried"] is not None or bool(local["ahead"].get("answers"))
+        local["update"]["rollout"] is not None or bool(local["queue"] and local["queue"]["groups"])
     )
     has_optimizer = _holds_optimizer(folder)
     resumed = "weights and the optimizer are resumed" if has_optimizer else "weights are resumed"
@@ -107,10 +108,14 @@ def load_state(
     if others := [num for *_, num in found if num not in (None, num_processes)]:
         differs["num_processes"] = others[0], num_processes
     if sampler is not None and shared:
-        carried, ahead = (None, None) if local is None or differs else (local["carried"], shared["ahead"])
-        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, carried, ignore_data_skip)
-        if carried and not differs and (num_lost := len(carried["half"]) - len(sampler.next_rollout().half)):
-            say(f"{folder} holds half of {num_lost} groups whose examples are not found again: they are left behind.")
+        queue = None if local is None or differs else local["queue"]
+        found_different, num_lost = sampler.load_state_dict(shared, queue, ignore_data_skip)
+        differs |= found_different
+        if num_lost:
+            say(
+                f"{folder} holds the first completions of {num_lost} groups whose examples are not found again: they "
+                "are left behind."
+            )
     if local is not None:
         restore(local, not differs)
     if all_lost and not differs:
@@ -142,8 +147,9 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
         is_ours = isinstance(shared, dict) and own.keys() <= shared.keys()
         if not is_ours or (own and own["totals"].keys() != shared["totals"].keys()):
             return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
-        if own.get("memory") and shared["memory"] is not None:
-            shared["memory"]["records"] = PromptMemory.read(folder / MEMORY_NAME)
+        memory, name = shared.get("policies", {}), PromptMemory.__name__
+        if name in own.get("policies", {}) and name in memory:
+            memory[name]["records"] = PromptMemory.read(folder / MEMORY_NAME)
     except (ValueError, KeyError, OSError, RecursionError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
     return shared, None
@@ -157,7 +163,7 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
         local = torch.load(path, map_location="cpu", weights_only=True)
     except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"its {path.name} cannot be read ({type(error).__name__}: {error})"
-    if not isinstance(local, dict) or not {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys():
+    if not isinstance(local, dict) or not {"update", "metrics", "queue", "ahead", "num_processes"} <= local.keys():
         return None, f"its {path.name} is not what this version of trl_dapo writes"
     return local, None
 

@@ -21,10 +21,10 @@ def learn_from(folder: str, sampler: Sampler) -> str:
     path, setting = Path(folder).expanduser(), f"`dynamic_sampling_memory={folder!r}`"
     if not path.is_dir():
         raise FileNotFoundError(f"{setting}: there is no such folder.")
-    memory, rows = sampler.memory, sampler.stream.rows_by_name(("id", "source", "prompt"))
+    memory, rows = sampler.selection.find(PromptMemory), sampler.stream.rows_by_name(("id", "source", "prompt"))
     assert memory is not None
     if (path / MEMORY_NAME).is_file():
-        state = json.loads((path / STATE_NAME).read_text())["memory"]
+        state = json.loads((path / STATE_NAME).read_text())["policies"][PromptMemory.__name__]
         memory.load_state_dict(state | {"records": PromptMemory.read(path / MEMORY_NAME), "seed": memory.seed})
     elif (path / EVALUATED).is_file() and rows:
         problems = json.loads((path / EVALUATED).read_text())["problems"]

@@ -37,10 +37,10 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..rewards.task_reward import TaskReward
-from ..sampling.example_names import problem_source
-from ..sampling.refill import Batch, Group
+from ..sampling.batch import Batch
+from ..sampling.groups import PromptGroup
+from ..sampling.policies import Decided
 from ..sampling.rollout import Rollout
-from ..sampling.rounds import Round
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .counts import DROPPED, SAMPLING
@@ -67,8 +67,8 @@ class Ledger(TrainerCallback):
         self._sampler, self._task = sampler, task
         self._reward_names = list(reward_names)
         self._num_texts = num_texts
-        self._verdicts: dict[Group, str | None] = {}  # of the groups whose text is kept
-        self._texts: dict[Group, Text] = {}
+        self._verdicts: dict[PromptGroup, str | None] = {}  # of the groups whose text is kept
+        self._texts: dict[PromptGroup, Text] = {}
         self._parts: Parts | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -78,28 +78,28 @@ class Ledger(TrainerCallback):
         self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
         self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
 
-    def add_round(self, round_: Round, reasons: Sequence[str | None]) -> None:
-        """Reads the text of some groups of a round that the sampler is about to take in. Collective."""
-        rollout = self._sampler.rollout
-        if rollout.num_rounds == 0:
+    def add_groups(self, decided: Decided) -> None:
+        """Read the text of some groups that the sampler is about to decide on. Collective."""
+        if self._sampler.rollout.num_groups == 0:
             self._verdicts, self._texts = {}, {}
-        number = len(rollout.rounds)
         verdicts = dict(self._verdicts)
-        for index, reason in enumerate(reasons):
-            if reason is not None or round_.num_generations == self._sampler.num_generations:  # else it goes on
-                verdicts[Group(number, index)] = reason
+        for group, reason in zip(decided.groups, decided.reasons, strict=True):
+            if reason is not None or group.is_whole:  # else the rest of it is requested
+                verdicts[group] = reason
         chosen = choose(verdicts, self._num_texts)
-        texts = self._texts | _read_texts(round_, number, [g.index for g in chosen if g not in self._texts])
+        texts = self._texts | _read_texts([group for group in chosen if group not in self._texts])
         self._verdicts = {group: verdicts[group] for group in chosen}
         self._texts = {group: texts[group] for group in chosen}
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Adds what is half asked, as of the next rollout, whose rows a run that goes on takes out."""
+        """Add partial groups, as groups of the next rollout; a run that continues takes these rows out."""
         self._texts = {}
-        self.end_rollout(self._sampler.next_rollout(), Batch([], [], []), state.global_step - 1)
+        waiting = Batch([], [], [], given_up=self._sampler.queue.partial)
+        self.end_rollout(self._sampler.next_rollout(), waiting, state.global_step - 1)
 
     def end_rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
-        if self._parts is None or not _told_of(rollout, batch):
+        """Add the groups that a rollout decided on or gave up."""
+        if self._parts is None or not _groups_to_describe(rollout, batch):
             return
         rows = describe_groups(rollout, batch, step, self._task(), self._reward_names, self._texts)
         try:
@@ -123,18 +123,18 @@ def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
     return [groups[place] for place in sorted(place for _, place in sorted(turns)[:number])]
 
 
-def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Group, Text]:
-    """Prompt and completions of groups, which may straddle ranks."""
-    if not indices:
+def _read_texts(groups: Sequence[PromptGroup]) -> dict[PromptGroup, Text]:
+    """Return prompt and completions of groups, whose rows several processes may hold. Collective."""
+    if not groups:
         return {}
     mine = [
-        (index, place, as_text(round_.rows.prompts[row]), as_text(round_.rows.completions[row]))
-        for index in indices
-        for place, row in zip(*round_.local_rows(index), strict=True)
+        (number, index, as_text(row.prompt), as_text(row.completion))
+        for number, group in enumerate(groups)
+        for index, row in group.rows.items()
     ]
-    texts: dict[Group, Text] = {}
-    for index, _, prompt, completion in sorted(gather_object(mine)):
-        texts.setdefault(Group(number, index), (prompt, []))[1].append(completion)
+    texts: dict[PromptGroup, Text] = {}
+    for number, _, prompt, completion in sorted(gather_object(mine)):
+        texts.setdefault(groups[number], (prompt, []))[1].append(completion)
     return texts
 
 
@@ -169,8 +169,8 @@ def _texts(texts: Iterable[str | None]) -> pa.Array:
     return pa.array([None if text is None else _utf8(text) for text in texts], pa.string())
 
 
-def _told_of(rollout: Rollout, batch: Batch) -> list[Group]:
-    return sorted({*rollout.sampled_groups, *rollout.half} - {*batch.half})
+def _groups_to_describe(rollout: Rollout, batch: Batch) -> list[PromptGroup]:
+    return sorted([*rollout.decided, *batch.given_up], key=lambda group: group.number)
 
 
 def describe_groups(
@@ -179,51 +179,47 @@ def describe_groups(
     step: int,
     task: TaskReward,
     reward_names: Sequence[str],
-    texts: Mapping[Group, Text],
+    texts: Mapping[PromptGroup, Text],
 ) -> pa.Table:
-    """The rows of a rollout that has groups to tell of: a row a group, in prompt order."""
-    groups = _told_of(rollout, batch)
-    pieces = [rollout.round_of(group).piece(group.index) for group in groups]
-    ends = list(itertools.accumulate(len(rows) for _, rows in pieces))
+    """Return the rows of a rollout that has groups to tell of: one per group, in the order of the draw."""
+    groups = _groups_to_describe(rollout, batch)
+    ends = list(itertools.accumulate(group.num_received for group in groups))
     outcomes = {
-        **dict.fromkeys(rollout.half, PARTIAL),
+        **dict.fromkeys(batch.given_up, PARTIAL),
         **dict.fromkeys(rollout.dropped, "dropped"),
         **dict.fromkeys(rollout.accepted, "surplus"),
-        **dict.fromkeys(batch.carry, "carried"),
+        **dict.fromkeys(batch.carried, "carried"),
         **dict.fromkeys(batch.train, "trained"),
     }
 
-    def of_rows(column: str) -> Tensor:
-        return torch.cat([getattr(round_, column)[rows.start : rows.stop] for round_, rows in pieces])
-
     def total(values_B: Tensor) -> list[int]:
-        return [int(values_B[end - len(rows) : end].sum()) for end, (_, rows) in zip(ends, pieces, strict=True)]
+        return [int(values_B[end - group.num_received : end].sum()) for end, group in zip(ends, groups, strict=True)]
 
-    rewards_BF, lengths_B = of_rows("rewards_BF"), of_rows("lengths_B").int()
+    rewards_BF = torch.cat([group.rewards for group in groups])
+    lengths_B = torch.tensor([length for group in groups for length in group.lengths], dtype=torch.int32)
+    truncated_B = torch.tensor([is_cut for group in groups for is_cut in group.truncated], dtype=torch.bool)
     task_B = task.of(rewards_BF)
     correct_B = task.is_right(rewards_BF)
-    numbers = [rollout.number_of(group) for group in groups]
-    # A carried round no longer knows its prompts.
-    partial = {group: (ask.name, problem_source(ask.example)) for group, ask in rollout.half.items()}
-    named = [partial.get(group) or _name_and_source(rollout, group) for group in groups]
+    # Partial groups may be of an earlier rollout's round.
+    rounds = [group.round if group.round in rollout.rounds else None for group in groups]
     columns = {
         "rollout": pa.array([rollout.number] * len(groups), pa.int32()),
         "step": pa.array([step + 1] * len(groups), pa.int32()),
-        "round": pa.array(numbers, pa.int16()),
+        "round": pa.array([0 if round_ is None else round_.number for round_ in rounds], pa.int16()),
         "policy_version": pa.array(
-            [rollout.round_of(g).asks[g.index].step if n else None for g, n in zip(groups, numbers, strict=True)],
+            [None if round_ is None else g.policy_steps[-1] for g, round_ in zip(groups, rounds, strict=True)],
             pa.int32(),
         ),
-        "prompt_id": _texts(name for name, _ in named),
-        "source": _texts(source for _, source in named),
+        "prompt_id": _texts(group.name for group in groups),
+        "source": _texts(group.source for group in groups),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
-        "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
+        "drop_reason": _texts(group.drop_reason if outcomes[group] == "dropped" else None for group in groups),
         "correct": pa.array(total(correct_B) if task.tells_right else [None] * len(groups), pa.int16()),
         "scored": pa.array(total(~task_B.isnan()), pa.int16()),
         "tokens": pa.array(total(lengths_B), pa.int32()),
-        "seconds": pa.array([rollout.sampled[n - 1].seconds if n else None for n in numbers], pa.float32()),
+        "seconds": pa.array([None if round_ is None else round_.seconds for round_ in rounds], pa.float32()),
         "lengths": _lists(lengths_B, ends),
-        "truncated": _lists(of_rows("truncated_B"), ends),
+        "truncated": _lists(truncated_B, ends),
     }
     for name, rewards_B in zip(reward_names, rewards_BF.T, strict=True):
         free = (f"{REWARDS}{name}{ending}" for ending in itertools.chain([""], (f"_{n}" for n in itertools.count(2))))
@@ -231,11 +227,6 @@ def describe_groups(
     columns["prompt"] = pa.array([texts[g][0] if g in texts else None for g in groups], pa.string())
     columns["completions"] = pa.array([texts[g][1] if g in texts else None for g in groups], pa.list_(pa.string()))
     return pa.table(columns)
-
-
-def _name_and_source(rollout: Rollout, group: Group) -> tuple[str, str | None]:
-    round_ = rollout.round_of(group)
-    return round_.prompts[group.index], round_.sources[group.index]
 
 
 def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:

@@ -4,8 +4,8 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template, prepare_multimodal_messages
 
 from ..config import DAPOConfig
-from ..rewards.checks import check_prompt_column, find_comparison
-from ..rewards.golds import BadRow, read_gold
+from ..rewards.checks import check_prompt_column
 from ..sampling.sampler import Sampler
+from ..sampling.screen import Screen
 from ..settings.arguments import read_mapping
 from ..settings.environment import is_set
 from ..settings.sampling_defaults import SamplingChoice
@@ -30,7 +30,6 @@ logger = logging.get_logger(__name__)
 
 MADE_UP = "Answer: 0"
 THINK_FORMAT = "think_format_reward"  # TRL's
-ANSWERS, NO_ANSWERS = ("answer", "solution", "ground_truth", "target", "label"), ("prompt", "id", "source")
 
 
 class SetupError(ValueError):
@@ -55,9 +54,6 @@ class Preflight(TrainerCallback):
         args, self._tried_on = self.args, list[dict]()  # examples for the reward functions
         if self.sampler is not None and isinstance(args.dynamic_sampling_memory, str):
             self.choice.known = learn_from(args.dynamic_sampling_memory, self.sampler)
-        is_screened = args.use_dynamic_sampling and args.dynamic_sampling_screen != "off"
-        self._screen = args.dynamic_sampling_screen if is_screened else None
-        self._apart = f"`dynamic_sampling_screen={self._screen!r}` scores the first few completions of a group apart"
 
     def check_example(self) -> None:
         """Looks at the first example, and refuses a dataset without one. Every rank calls it."""
@@ -91,26 +87,9 @@ class Preflight(TrainerCallback):
             self._tried_on = examples
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Has the reward functions score the examples; one that cannot is refused, on every rank."""
-        found, unsure = self._try_rewards() if self._tried_on else (None, self.reward_names)
-        if found is not None and self._screen is not None:
-            if not self.choice.may_leave_out_screen:
-                raise SetupError(
-                    f"{self._apart}, but {found}. Leave it out, or score each completion on its own; "
-                    "`skip_preflight=True` leaves this check out."
-                )
-            self.choice.leave_out_screen(f"{self._apart}, but {found}")
-        elif unsure and self._screen is not None:
-            names = ", ".join(map(repr, unsure))
-            if self.choice.may_leave_out_screen:
-                self.choice.leave_out_screen(f"{self._apart}, and {names} may compare them")
-            elif state.is_world_process_zero:
-                same = f"That {names} would give the same beside the rest is assumed, not tried."
-                logger.warning(f"{self._apart}. {same}")
-        if self.sampler is not None:
-            if self.args.dynamic_sampling_screen == "off":
-                self.sampler.screen = None
-            self.sampler.has_whole_groups = self.sampler.screen is None and bool(found or unsure)
+        """Have the reward functions score an example; one that cannot is refused, on every rank."""
+        if self._tried_on:
+            self._try_rewards(self._tried_on[0])
         if line := self.choice.describe():
             PartialState().print(wrapped_for(sys.stdout, line))
 
@@ -144,63 +123,49 @@ class Preflight(TrainerCallback):
             "in the model's config."
         )
 
-    def _try_rewards(self) -> tuple[str | None, Sequence[str]]:
-        """What shows that one compares completions, where that matters, and the names of which nothing could tell."""
-        num_rows, first = self.args.num_generations, self._tried_on[0]
-        assert num_rows is not None
-        matters = self._screen is not None or (self.sampler is not None and self.sampler.num_ranks > 1)
-        texts = made_up_group(num_rows) if matters else [MADE_UP] * num_rows
-        score, rewards_BF = self._ask(first, texts)
+    def _try_rewards(self, example: dict) -> None:
+        """Score completions of an example that nobody sampled: a whole group, and as few as a screen hands over."""
+        num_generations = self.args.num_generations
+        assert num_generations is not None
+        rewards_BF = self._score(example, num_generations)
         if PartialState().is_main_process and rewards_BF.isnan().all():
             logger.warning(
                 f"Every reward function ({', '.join(map(repr, self.reward_names))}) returned `None` or NaN for "
-                f"{num_rows} made-up completions of the first example, {texts[0]!r}. If it should be scored, "
+                f"{num_generations} made-up completions of the first example, {MADE_UP!r}. If it should be scored, "
                 "check the columns that are read: nothing trains on what has no reward."
             )
-        found, unsure = find_comparison(score, rewards_BF, self.reward_names) if matters else (None, [])
-        for example in self._tried_on if matters else ():
-            if not (found or unsure):
-                group = made_up_group(num_rows, right_answer(example))
-                found, unsure = find_comparison(*self._ask(example, group), self.reward_names)
-        return found, unsure
-
-    def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], Tensor], Tensor]:
-        """What scores some completions of an example as if alone, and the rewards of all, which must have some."""
-        conversational, example = is_conversational(example), {**example, "prompt": _asked(example)}
-        completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
-        all_ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-
-        def score(part: slice) -> Tensor:
-            asked, ids = copy.deepcopy((completions[part], all_ids[part]))
-            rows = [copy.deepcopy(example) for _ in asked]
-            return self.score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank
-
+        screen = None if self.sampler is None else self.sampler.selection.find(Screen)
+        if screen is None:
+            return
+        num_first = screen.most_first(num_generations)
         try:
-            return score, score(slice(None))
+            self._score(example, num_first)
+        except SetupError as error:
+            said = (
+                f"`dynamic_sampling_screen={screen.setting!r}` has the first {num_first} completions of a group scored"
+            )
+            if not self.choice.may_leave_out_screen:
+                raise SetupError(f"{said}, and {str(error)[:1].lower()}{str(error)[1:]}") from error
+            assert self.sampler is not None
+            self.sampler.selection.policies.remove(screen)
+            first_sentence = str(error.__cause__).rstrip(".")
+            self.choice.leave_out_screen(f"{said}, and {first_sentence[:1].lower()}{first_sentence[1:]}")
+
+    def _score(self, example: dict, num: int) -> Tensor:
+        """Return the rewards of so many equal completions of an example, by the first process."""
+        conversational, example = is_conversational(example), {**example, "prompt": _asked(example)}
+        texts = [MADE_UP] * num
+        completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        rows = [copy.deepcopy(example) for _ in texts]
+        try:
+            return self.score(rows, completions, ids, _naming)[:num]
         except Exception as error:
             hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' * conversational
             raise SetupError(
-                f"{str(error).rstrip('.')}. It was called for an example with {len(texts)} completions "
-                f"{completions[0]!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
+                f"{str(error).rstrip('.')}. It was called for an example with {num} completions "
+                f"{MADE_UP!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
             ) from error
-
-
-def made_up_group(num: int, right: str = "") -> list[str]:
-    """Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart."""
-    answers = "1" if right == "0" else "0", right or "1"
-    zero, one = (f"#### {n} <answer>{n}</answer> \\boxed{{{n}}}\nAnswer: {n}" for n in answers)
-    first, last = [f"So. {one}", one], [f"So. {one}", *([right] if right else [])] if num > 3 else []
-    return [*first, *[f"So so. {zero}"] * (num - 2 - len(last)), *last]
-
-
-def right_answer(example: Mapping[str, Any]) -> str:
-    """What a right completion would state, by the column of that name, or else by another one that is short."""
-    plain = {name: x for name, x in example.items() if isinstance(x, (str, int, float)) and name not in NO_ANSWERS}
-    shortest = min(map(str, plain.values()), key=len, default="")
-    answer = next((plain[name] for name in ANSWERS if name in plain), shortest)
-    with suppress(BadRow):
-        return read_gold(answer, is_solution=True)
-    return str(answer)
 
 
 def too_few_processes(num_processes: int) -> str | None:

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..config import DAPOConfig
 from ..number_format import format_count, format_duration, format_number
-from ..sampling.refill import Batch
+from ..sampling.batch import Batch
 from ..sampling.report import advise, describe_shortfall, describe_unscored
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler

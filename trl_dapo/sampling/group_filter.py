@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..ranks import on_main_process
-from .rounds import Round
+from .groups import PromptGroup
 
 
 GroupFilter = Callable[[dict[str, list[float]], list[dict]], str | None]
@@ -37,11 +37,22 @@ def apply_group_filter(
     return reasons
 
 
-def ask_group_filter(group_filter: GroupFilter, round_: Round, reward_names: Sequence[str]) -> list[str | None]:
-    """Asks a user's rule about a round's groups, once, on the main process. Collective."""
-    completions, num_generations = gather_object(round_.rows.completions), round_.num_generations
-    examples = [ask.example for ask in round_.asks for _ in range(num_generations)]
-    columns = zip(examples, completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
-    rows = [{**example, "completion": text, "length": n, "truncated": cut} for example, text, n, cut in columns]
-    asked = group_filter, round_.rewards_BF, reward_names, rows, num_generations
+def ask_group_filter(
+    group_filter: GroupFilter, groups: Sequence[PromptGroup], reward_names: Sequence[str]
+) -> list[str | None]:
+    """Ask a user's rule about groups of one size, once, on the main process. Collective."""
+    own = {(group.number, index): row.completion for group in groups for index, row in group.rows.items()}
+    texts = {key: text for part in gather_object([own]) for key, text in part.items()}
+    rows = [
+        {
+            **group.example,
+            "completion": texts[group.number, index],
+            "length": group.lengths[index],
+            "truncated": group.truncated[index],
+        }
+        for group in groups
+        for index in range(group.num_received)
+    ]
+    rewards_BF = torch.cat([group.rewards for group in groups])
+    asked = group_filter, rewards_BF, reward_names, rows, groups[0].num_received
     return on_main_process(apply_group_filter, *asked, failed="`group_filter` failed on the main process")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .example_names import digest, id_in
+from .policies import Decided, SelectionPolicy
 
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
@@ -65,12 +66,13 @@ class Population:
         return dict(self._sums)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        older = {"num_passes": state["num_first"]} if "num_first" in state else {}
-        self._sums = {name: (state | older)[name] for name in self._UNIFORM}
+        self._sums = {name: state[name] for name in self._UNIFORM}
 
 
-class PromptMemory:
+class PromptMemory(SelectionPolicy):
     """Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank."""
+
+    needs_counts = True
 
     # A pass rate has a Beta posterior: a prior, fitted to the looks at all prompts, and the evidence of its own looks.
     # Policies learn, and what was seen of an earlier one misleads. So each look asks: would half the evidence have
@@ -90,8 +92,9 @@ class PromptMemory:
 
     _STATE = ("seed", "_num_draws", "_age", "_surprise")
 
-    def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
+    def __init__(self, seed: int = 0, *, longest_wait: int = 32, num_generations: int = 8) -> None:
         self.seed = seed
+        self.num_generations = num_generations
         self.longest_wait = longest_wait
         self.population = Population()
         self._records: dict[str, _Record] = {}
@@ -99,6 +102,25 @@ class PromptMemory:
         self._age = 0  # how often all that was known lost half its weight
         self._surprise = 0.0
         self.skipped: list[float] = []  # pass rates expected of prompts passed over, since the sampler cleared it
+
+    def start_rollout(self) -> None:
+        self.skipped.clear()
+
+    def skips(self, name: str, may_skip: bool) -> bool:
+        return self.draw_skip(name, self.num_generations, may_skip)
+
+    def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
+        return self.expected_acceptance(name, num_completions)
+
+    def observe(self, decided: Decided) -> None:
+        if decided.counts is None:
+            return
+        is_rest = decided.num_known > 0
+        for group, (num_correct, num_scored) in zip(decided.groups, decided.counts, strict=True):
+            self.update(group.name, num_correct, num_scored, decided.step, is_rest=is_rest)
+
+    def metrics(self) -> dict[str, float]:
+        return {"skipped_by_memory": float(len(self.skipped))}
 
     def expected_acceptance(self, prompt_id: str, num_generations: int) -> float:
         """Of a new group of this prompt, as a probability."""
@@ -161,9 +183,9 @@ class PromptMemory:
         by *= self._fade(record)
         return correct + by * record.evidence_correct, wrong + by * record.evidence_wrong
 
-    def pass_rate(self, prompt_id: str) -> tuple[float, float]:
-        """The Beta distribution of a prompt's pass rate."""
-        return self._posterior(self._records.get(prompt_id) or _Record())
+    def pass_rate(self, prompt_id: str | None) -> tuple[float, float]:
+        """The Beta distribution of a prompt's pass rate; of `None`, that of a prompt that nothing is known of."""
+        return self._posterior(self._records.get(prompt_id or "") or _Record())
 
     def _draw(self, prompt_id: str) -> float:
         """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
@@ -184,8 +206,8 @@ class PromptMemory:
     def read(path: str | os.PathLike) -> dict[str, _Record]:
         """What [`PromptMemory.save`] wrote, by prompt."""
         names = [field.name for field in fields(_Record)]
-        rows = pq.read_table(path).to_pylist()  # without what an earlier version did not write
-        return {row["prompt_id"]: _Record(**{name: row[name] for name in names if name in row}) for row in rows}
+        rows = pq.read_table(path).to_pylist()
+        return {row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in rows}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside the file, JSON-able."""
@@ -196,7 +218,7 @@ class PromptMemory:
         self._records = state.get("records", {})
         self.population.load_state_dict(state)
         for name in self._STATE:
-            setattr(self, name, state.get(name.lstrip("_"), 0))
+            setattr(self, name, state[name.lstrip("_")])
 
 
 def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:

@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured of a rollout, and what is said about it. Pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .batch import Batch
 from .drop_reasons import REASONS, has_spread, reward_sizes, task_reward
-from .refill import Batch, Group
+from .groups import PromptGroup
 from .rollout import Rollout
-from .rounds import Round, select_ages
-from .sampler import MAX_AGE, ORDER, Sampler
+from .rounds import Round
+from .sampler import MAX_STALENESS, ORDER, Sampler
 
 
 # What to change, by the reason that dropped most groups.
@@ -30,14 +31,15 @@ ADVICE = {
 
 def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: Tensor) -> dict[str, float]:
     """TRL's metrics over everything that a rollout sampled, as if it had been one batch; NaN without a score."""
-    metrics = _merged([(round_.metrics, len(round_.rewards_BF)) for round_ in rounds])
-    rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds]).double()
+    metrics = _merged([(round_.metrics, len(round_.completions)) for round_ in rounds])
+    completions = [completion for round_ in rounds for completion in round_.completions]
+    rewards_BF = torch.stack([group.rewards[index] for group, index in completions]).double()
     total_B = (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)
     metrics["reward"], metrics["reward_std"] = _mean_and_std(total_B[~rewards_BF.isnan().all(dim=1)])
     for name, reward_B in zip(reward_names, rewards_BF.T, strict=True):
         metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = _mean_and_std(reward_B[~reward_B.isnan()])
-    lengths_B = torch.cat([round_.lengths_B for round_ in rounds]).double()
-    truncated_B = torch.cat([round_.truncated_B for round_ in rounds])
+    lengths_B = torch.tensor([group.lengths[index] for group, index in completions]).double()
+    truncated_B = torch.tensor([group.truncated[index] for group, index in completions])
     return metrics | length_metrics(lengths_B, truncated_B)
 
 
@@ -55,20 +57,20 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) 
     """Acceptance rate and mean reward of what a rollout sampled of each source."""
     metrics = {}
     for source in sources:
-        groups = [g for g in rollout.sampled_groups if rollout.round_of(g).sources[g.index] == source]
+        groups = [group for group in rollout.decided if group.source == source]
         if not groups:
             continue
-        num_accepted = sum(group not in rollout.drop_reasons for group in groups)
+        num_accepted = sum(group.drop_reason is None for group in groups)
         metrics[f"dynamic_sampling/acceptance_rate/{source}"] = num_accepted / len(groups)
-        total_B = torch.cat([_total_rewards(rollout, group, weights_F) for group in groups])
+        total_B = torch.cat([_total_rewards(group, weights_F) for group in groups])
         if len(total_B):
             metrics[f"reward/{source}"] = total_B.mean().item()
     return metrics
 
 
-def _total_rewards(rollout: Rollout, group: Group, weights_F: Tensor) -> Tensor:
-    """Of the completions of a group that were scored."""
-    rewards_BF = rollout.rewards_of(group).double()
+def _total_rewards(group: PromptGroup, weights_F: Tensor) -> Tensor:
+    """Return the total reward of each completion of a group that was scored."""
+    rewards_BF = group.rewards.double()
     return (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)[~rewards_BF.isnan().all(dim=1)]
 
 
@@ -87,36 +89,40 @@ def rollout_log(
     rollout = sampler.rollout
     metrics: dict[str, float] = {}
     if rollout.num_rounds:
-        metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
+        metrics = rollout_metrics(rollout.rounds, reward_names, weights_F)
         metrics |= source_metrics(rollout, sampler.sources, weights_F)
-    if groups := rollout.sampled_groups:
+    if groups := rollout.decided:
         # TRL knows groups of one size alone, and compares a standard deviation, which rounding may raise above 0.
-        num_equal = sum(not _differs(rollout.rewards_of(group), weights_F) for group in groups)
+        num_equal = sum(not _differs(group.rewards, weights_F) for group in groups)
         metrics["frac_reward_zero_std"] = num_equal / len(groups)
+    reasons = rollout.drop_reasons
+    sampling = {**sampling, "skipped_by_memory": 0.0}
+    for policy in sampler.selection.policies:
+        sampling |= policy.metrics()
     sampling = {
         **sampling,
-        "refill_seconds": sum(round_.seconds for round_ in rollout.sampled[1:]),
+        "refill_seconds": sum(round_.seconds for round_ in rollout.rounds[1:]),
         "rounds": rollout.num_rounds,
         "groups_generated": rollout.num_groups,
         "groups_trained": len(batch.train),
         "completions_generated": rollout.num_completions,
         "completions_trained": len(batch.train) * sampler.num_generations,
         "tokens_generated": rollout.num_tokens,
-        "surplus": max(rollout.num_found - max(rollout.target, len(rollout.carried)), 0),
-        "carried": len(rollout.carried),
+        "surplus": max(rollout.num_found - max(rollout.target, rollout.num_carried), 0),
+        "carried": rollout.num_carried,
         "shortfall": rollout.shortfall,
-        **{f"dropped/{reason}": rollout.reasons[reason] for reason in dict.fromkeys([*REASONS, *rollout.reasons])},
+        **{f"dropped/{reason}": reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons])},
         **({"acceptance_rate": rollout.acceptance_rate} if rollout.num_groups else {}),
         "passes": sampler.passes,
     }
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
-    if sampler.screen is not None:
-        metrics["dynamic_sampling/half_asked"] = float(len(batch.half))
-    if sampler.ahead:  # groups that train by how many rollouts ago their policy was the present one
-        ages = select_ages(rollout.rounds, batch.train)
-        metrics |= {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
-        metrics["overlap/in_flight"] = float(len(sampler.in_flight))
-        metrics["overlap/overflow"] = float(rollout.num_found - len(batch.train) - len(batch.carry))
+    if sampler.selection.splits_groups:
+        metrics["dynamic_sampling/partial_groups"] = float(len(batch.partial))
+    if sampler.ahead:  # groups that train, by how many rollouts ago their policy was the present one
+        counts = Counter(group.staleness(rollout.number) for group in batch.train)
+        metrics |= {f"overlap/groups_by_staleness/{n}": float(counts[n]) for n in range(MAX_STALENESS + 1)}
+        metrics["overlap/in_flight"] = float(len(sampler.queue.in_flight))
+        metrics["overlap/overflow"] = float(len(batch.surplus))
     return metrics
 
 
@@ -147,7 +153,9 @@ def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     """Which reward functions scored nothing of a rollout of which others left something: all may be others' tasks."""
     if not rollout.num_rounds:
         return None
-    rewards_BF = torch.cat([round_.rewards_BF for round_ in rollout.sampled])
+    rewards_BF = torch.stack(
+        [group.rewards[index] for round_ in rollout.rounds for group, index in round_.completions]
+    )
     silent_F = rewards_BF.isnan().all(dim=0).tolist()
     silent = [repr(name) for name, is_silent in zip(names, silent_F, strict=True) if is_silent]
     if not silent or not rewards_BF.isnan().all(dim=1).any():
@@ -172,9 +180,9 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
         num_trained (`int`, *optional*):
             Groups that train all the same. `None` if the run stops here.
     """
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     dropped = f" (dropped: {reasons})" if reasons else ""
-    carried = f", and {len(rollout.carried)} carried from the last rollout" if rollout.carried else ""
+    carried = f", and {rollout.num_carried} carried from the last rollout" if rollout.num_carried else ""
     batches = "batch" if limit == 1 else "batches"
     at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
@@ -209,7 +217,7 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empt
         num_empty_batches (`float`, *optional*):
             Batches of completions without an accepted group after which a rollout without a limit has given up.
     """
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     if num_empty_batches is not None:
         where = f"the last {num_empty_batches:g} batches of completions"
     else:
@@ -222,7 +230,7 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empt
 
 def advise(rollout: Rollout) -> str:
     """Return what to change about the prompts or the reward, and a space, if one reason dropped most of the groups."""
-    for reason, count in rollout.reasons.most_common(1):
+    for reason, count in rollout.drop_reasons.most_common(1):
         if reason in ADVICE and 2 * count > rollout.num_groups:
             return f"{ADVICE[reason]} "
     return ""

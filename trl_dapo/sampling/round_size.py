@@ -1,9 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How often groups are accepted, and how many prompts a round asks for because of it. Integers and floats only."""
+"""How often groups are accepted, and how many prompts a round draws because of it. Integers and floats only."""
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from .policies import Decided, SelectionPolicy
 
 
 # The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
@@ -116,3 +119,41 @@ class AcceptanceRate:
         if a <= 0:
             return math.ceil(most)
         return math.ceil(min(most, (b + math.sqrt(max(b**2 - a * deficit**2, 0.0))) / a))
+
+
+class RoundSize(SelectionPolicy):
+    """Decides how many groups a round draws for those that are missing."""
+
+    def __init__(self) -> None:
+        self.acceptance = AcceptanceRate()
+        self.predicted = AcceptanceRate()  # what was predicted of the same groups
+        # Groups that were made whole after their first completions differed: accepted and all, fading. An accuracy
+        # band drops some of them.
+        self._completed = [1.0, 1.0]
+
+    @property
+    def share_completed(self) -> float:
+        """The share of partial groups that is accepted in the end."""
+        return self._completed[0] / self._completed[1]
+
+    def observe(self, decided: Decided) -> None:
+        num_accepted, num_groups = decided.reasons.count(None), len(decided.reasons)
+        if decided.num_known:  # these groups were counted when their first completions differed
+            fade = AcceptanceRate.DECAY
+            self._completed = [fade * self._completed[0] + num_accepted, fade * self._completed[1] + num_groups]
+            return
+        self.acceptance.update(num_accepted * (1.0 if decided.are_whole else self.share_completed), num_groups)
+        if decided.predicted_acceptance is not None:
+            self.predicted.update(decided.predicted_acceptance, num_groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "acceptance": self.acceptance.state_dict(),
+            "predicted": self.predicted.state_dict(),
+            "completed": self._completed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.acceptance.load_state_dict(state["acceptance"])
+        self.predicted.load_state_dict(state["predicted"])
+        self._completed = list(state["completed"])

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..sampling.sampler import MAX_AGE
+from ..sampling.sampler import MAX_STALENESS
 
 
 class Tally:
@@ -44,7 +44,7 @@ class Tally:
         self.add(tokens=mask.sum(), entropy=(entropies * mask).sum())
         self.add(clip_units=weight.sum(), low=low.sum(), high=high.sum(), dual=dual.sum())
         if ages is not None:
-            for age in range(MAX_AGE + 1):
+            for age in range(MAX_STALENESS + 1):
                 is_of_age = ages.eq(age).unsqueeze(1)
                 units, in_region = (weight * is_of_age).sum(), ((low + high) * is_of_age).sum()
                 self.add(**{f"clip_units_{age}": units, f"region_{age}": in_region})
@@ -105,7 +105,7 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
             "clip_ratio/low_min": totals["low_min"],
             "clip_ratio/high_max": totals["high_max"],
         }
-        for age in range(MAX_AGE + 1):
+        for age in range(MAX_STALENESS + 1):
             if totals.get(f"clip_units_{age}", 0) > 0:
                 metrics[f"overlap/clip_ratio/age_{age}"] = totals[f"region_{age}"] / totals[f"clip_units_{age}"]
         if "kl" in totals:

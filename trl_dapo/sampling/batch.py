@@ -1,0 +1,38 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of the groups of a rollout: which train, which only fill the batch, which stay in the queue. Pure."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import NamedTuple
+
+from .groups import PromptGroup
+
+
+class Batch(NamedTuple):
+    """A rollout batch, and what became of the other groups."""
+
+    train: list[PromptGroup]  # oldest first; with `"replace"` some several times
+    fill: list[PromptGroup]  # behind them; they weigh nothing
+    carried: list[PromptGroup]  # accepted, and train in the next rollout
+    surplus: Sequence[PromptGroup] = ()  # accepted, and lost
+    partial: Sequence[PromptGroup] = ()  # whose rest the next rollout may request
+    given_up: Sequence[PromptGroup] = ()  # partial, and lost
+
+
+def num_missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float) -> int:
+    """Return how many groups must still be accepted before the batch of `target` groups is full."""
+    # The share that is typed, 0.55, is the nearest to 55 / 100, but 0.55 x 100 is above 55.
+    if mode == "replace" and num_accepted / target >= min_replace_ratio:
+        return 0
+    return max(target - num_accepted, 0)
+
+
+def fill_batch(
+    mode: str, accepted: Sequence[PromptGroup], dropped: Sequence[PromptGroup], target: int, min_replace_ratio: float
+) -> tuple[list[PromptGroup], list[PromptGroup]]:
+    """Return the groups of a batch that train, and those that fill it up to `target` groups."""
+    train = list(accepted[:target])
+    if mode == "replace" and train and num_missing(mode, len(accepted), target, min_replace_ratio) == 0:
+        train = list(islice(cycle(train), target))
+    return train, list(islice(cycle(dropped or train), target - len(train)))

@@ -1,0 +1,74 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a selection policy is: it learns from groups that were decided on, and has a say in which prompts are sampled.
+
+A new policy is a file with a subclass of [`SelectionPolicy`] and an entry in `construction.make_sampler`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .groups import PromptGroup
+
+
+class Decided(NamedTuple):
+    """Groups of one round that were decided on, all with as many completions."""
+
+    groups: Sequence[PromptGroup]
+    reasons: Sequence[str | None]  # why each is dropped, `None` if it is accepted or goes on
+    num_known: int  # completions of each that an earlier round had brought
+    # Correct and scored among the new completions of each group, if a policy needs them and a reward tells.
+    counts: Sequence[tuple[int, int]] | None = None
+    step: int = 0  # optimizer steps so far
+    predicted_acceptance: float | None = None  # how many of these groups were predicted to be accepted
+
+    @property
+    def num_completions(self) -> int:
+        """Completions of each group."""
+        return self.groups[0].num_received
+
+    @property
+    def are_whole(self) -> bool:
+        return self.groups[0].is_whole
+
+
+class SelectionPolicy:
+    """A say in which prompts are sampled, and how many completions of each first. By default it has none."""
+
+    needs_counts = False  # whether it learns from how many completions are correct
+    splits_groups = False  # whether it may request only the first completions of a group
+
+    skipped: Sequence[float] = ()  # the pass rates expected of prompts that it skipped since the rollout began
+
+    def start_rollout(self) -> None:
+        """Note that a rollout begins."""
+
+    def skips(self, name: str, may_skip: bool) -> bool:
+        """Return whether to pass over a prompt now; `may_skip` is false if all others were passed over."""
+        return False
+
+    def num_first(self, name: str | None, num_generations: int) -> int:
+        """Return how many completions of a prompt to request first; `None` is a prompt that nothing is known of."""
+        return num_generations
+
+    def most_first(self, num_generations: int) -> int:
+        """Return the most completions that it requests first of a group that it splits."""
+        return num_generations
+
+    def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
+        """Return the probability that so many completions of a prompt differ, or `None` if it cannot tell."""
+        return None
+
+    def observe(self, decided: Decided) -> None:
+        """Learn from groups that were decided on."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the log says of it, without the prefix `dynamic_sampling/`."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, JSON-able."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""

@@ -1,0 +1,173 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows: one completion each, with everything that belongs to it, on the way from sampling to training.
+
+Token ids and log-probabilities are arrays: a rollout of 8,192 rows of 10k tokens takes 0.3 GB as int32, and gigabytes
+as Python integers.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ranks import exchange_bytes, rank_and_world_size
+
+
+@dataclass
+class Row:
+    """One completion of one prompt; `None` for what it does not have."""
+
+    prompt: Any  # text or messages
+    environment: str | None
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    tool_mask: np.ndarray | None  # 1 for the model's own tokens, 0 for those of tools and environments
+    completion: Any  # text or messages
+    logprobs: np.ndarray | None  # of the completion's tokens, from the engine
+    images: list | None
+    tool_images: list | None  # the images among them that tools returned
+    old_logps: np.ndarray | None = None  # of the completion's tokens, under the earlier policy that sampled them
+    extra_columns: dict[str, Any] | None = None  # for reward functions, that the example does not have
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of the completion are the model's own."""
+        return len(self.completion_ids) if self.tool_mask is None else int(self.tool_mask.sum())
+
+    def shortened(self) -> "Row":
+        """Return the row with one token, so that it costs next to nothing to fill a batch with it."""
+        if self.tool_images:  # whose placeholder tokens are in the completion
+            return self
+        names = ("completion_ids", "tool_mask", "logprobs", "old_logps")
+        values = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: value[:1] for name, value in values.items() if value is not None})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: tensors for arrays, so that `weights_only=True` loads it."""
+        return {
+            field.name: _converted(getattr(self, field.name), np.ndarray, torch.from_numpy) for field in fields(self)
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> "Row":
+        """Return the row that [`Row.state_dict`] described."""
+        return cls(**{name: _converted(value, Tensor, Tensor.numpy) for name, value in state.items()})
+
+
+def rows_from_generated(generated: tuple, prompts: list, environments: list | None = None) -> list[Row]:
+    """Return the rows in what TRL's `_generate` returned for these prompts: a column each, `None`, or empty."""
+    prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
+    blank = [None] * len(prompts)
+    columns = (
+        prompts,
+        environments or blank,
+        prompt_ids,
+        completion_ids,
+        tool_masks or blank,
+        completions,
+        logprobs or blank,
+        images or _images_in(prompts),
+        tool_images or blank,
+    )
+    return [
+        Row(
+            prompt=copied(prompt),  # TRL's own lists go to reward functions, which may change them
+            environment=environment,
+            prompt_ids=np.array(ids, np.int32),
+            completion_ids=np.array(own_ids, np.int32),
+            tool_mask=None if mask is None else np.array(mask, np.int32),
+            completion=copied(completion),
+            # vLLM's client says None for a token that it could not score; here it becomes NaN.
+            logprobs=None if logps is None else np.array(logps, np.float32),
+            images=own_images,
+            tool_images=own_tool_images,
+        )
+        for prompt, environment, ids, own_ids, mask, completion, logps, own_images, own_tool_images in zip(
+            *columns, strict=True
+        )
+    ]
+
+
+def as_generated(rows: Sequence[Row]) -> tuple:
+    """Return what TRL's `_generate` would return for these rows."""
+    has_images, has_tool_images = any(row.images for row in rows), any(row.tool_images for row in rows)
+    has_tools, has_logprobs = rows[0].tool_mask is not None, rows[0].logprobs is not None
+    return (
+        _Converted([row.prompt_ids for row in rows], _as_long),
+        _Converted([row.completion_ids for row in rows], _as_long),
+        _Converted([row.tool_mask for row in rows], _as_long) if has_tools else None,
+        [row.completion for row in rows],
+        _Converted([row.logprobs for row in rows], np.ndarray.tolist) if has_logprobs else None,
+        {},
+        [row.images for row in rows] if has_images else None,
+        [row.tool_images for row in rows] if has_tool_images else [],
+    )
+
+
+def dummy_row(token: int) -> Row:
+    """Return a row of one token, for a process that has none where all must have as many."""
+    ids = np.array([token], np.int32)
+    return Row("", None, ids, ids, None, "", None, None, None)
+
+
+def exchange_rows(outgoing: Sequence[Sequence[tuple[Any, Row]]], device: torch.device) -> list[tuple[Any, Row]]:
+    """Send keys and rows to each process: `outgoing[r]` to rank `r`. Return what came, in rank order. Collective."""
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return list(outgoing[0])
+    payloads = [
+        pickle.dumps(list(part), protocol=5) if part and destination != rank else b""
+        for destination, part in enumerate(outgoing)
+    ]
+    arrived = list(outgoing[rank])
+    for payload in exchange_bytes(payloads, device):
+        if payload:
+            arrived += pickle.loads(payload)
+    return arrived
+
+
+class _Converted(Sequence):
+    """Arrays converted as they are read, one at a time, so that there is never a second copy of all of them."""
+
+    def __init__(self, arrays: list, convert: Callable) -> None:
+        self._arrays, self._convert = arrays, convert
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._convert(self._arrays[i])
+
+
+def copied(value: Any) -> Any:
+    """Return lists and dicts anew, all the way down, with what they hold: there is one of each image."""
+    if isinstance(value, list):
+        return [copied(x) for x in value]
+    if isinstance(value, str):
+        return str(value)  # numpy's own kind cannot be loaded with `weights_only=True`
+    return {key: copied(x) for key, x in value.items()} if isinstance(value, dict) else value
+
+
+def _as_long(ids: np.ndarray) -> np.ndarray:
+    return ids.astype(np.int64)
+
+
+def _converted(value: Any, kind: type, convert: Callable) -> Any:
+    return convert(value) if isinstance(value, kind) else value
+
+
+def _images_in(prompts: Iterable) -> list[list | None]:
+    """Return the images of each prompt, which TRL has moved into the messages."""
+    found: list[list | None] = []
+    for prompt in prompts:
+        images = []
+        for message in prompt if isinstance(prompt, list) else ():
+            if isinstance(message["content"], list):
+                images += [part["image"] for part in message["content"] if part["type"] == "image"]
+        found.append(images or None)
+    return found

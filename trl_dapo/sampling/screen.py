@@ -1,0 +1,72 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The screen: sample the first completions of a prompt, and the rest of its group only if their rewards differ."""
+
+from typing import Any
+
+from .policies import Decided, SelectionPolicy
+from .prompt_memory import Population, PromptMemory, expected_acceptance
+from .round_size import AcceptanceRate
+
+
+NUMS_FIRST = (2, 3, 4, 6, 8)  # that "auto" chooses from
+
+
+def expected_cost(correct: float, wrong: float, first: int, num_generations: int) -> float:
+    """Return the completions per accepted group of prompts like this one, whose pass rate is Beta-distributed."""
+    # The rest is requested only if the first completions differ, and then the group is accepted for certain.
+    return first / max(expected_acceptance(correct, wrong, first), 1e-9) + num_generations - first
+
+
+def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:
+    """Return the number of first completions that costs least; `num_generations` is the whole group."""
+    choices = [num_generations, *(first for first in NUMS_FIRST if first < num_generations)]
+    return min(choices, key=lambda first: expected_cost(correct, wrong, first, num_generations))
+
+
+def largest_first(num_generations: int) -> int:
+    """Return the largest number of first completions that is less than a group."""
+    return max((first for first in NUMS_FIRST if first < num_generations), default=num_generations)
+
+
+class Screen(SelectionPolicy):
+    """
+    Chooses how many completions of a prompt to request first.
+
+    Args:
+        setting (`int` or `"auto"`):
+            The number of first completions, or the cheapest one by what is known of the prompt's pass rate.
+        memory ([`PromptMemory`], *optional*):
+            What is known of each prompt. Without one, all prompts count as like each other.
+    """
+
+    splits_groups = True
+
+    def __init__(self, setting: int | str, memory: PromptMemory | None = None) -> None:
+        self.setting = setting
+        self._memory = memory
+        self.population = Population() if memory is None else memory.population
+        self.needs_counts = setting == "auto"
+
+    def num_first(self, name: str | None, num_generations: int) -> int:
+        if self.setting != "auto":
+            return int(self.setting)
+        known = self.population.pass_rate() if self._memory is None else self._memory.pass_rate(name)
+        return cheapest_first(*known, num_generations)
+
+    def most_first(self, num_generations: int) -> int:
+        return largest_first(num_generations) if self.setting == "auto" else int(self.setting)
+
+    def observe(self, decided: Decided) -> None:
+        if self._memory is not None or decided.counts is None or decided.num_known:
+            return
+        self.population.fade(AcceptanceRate.DECAY)
+        for num_correct, num_scored in decided.counts:
+            self.population.update(num_correct, num_scored)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._memory is not None else {"population": self.population.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._memory is None and "population" in state:
+            self.population.load_state_dict(state["population"])

@@ -1,0 +1,332 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which prompts a round samples, and how many completions of each.
+
+A round requests the rest of partial groups first, the oldest first, and then draws new prompts for what is missing.
+The selection policies say how many groups that takes, which prompts to skip, and how many completions come first.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TypeVar
+
+from .groups import GenerationRequest, PromptGroup
+from .policies import Decided, SelectionPolicy
+from .prompts import PromptStream
+from .queue import GroupQueue
+from .round_size import RoundSize
+from .screen import largest_first
+
+
+Policy = TypeVar("Policy", bound=SelectionPolicy)
+
+
+class Selection:
+    """
+    Draws prompts from the stream, as the selection policies say.
+
+    Args:
+        stream ([`PromptStream`]):
+            Where prompts come from.
+        queue ([`GroupQueue`]):
+            Where groups wait.
+        policies (`Sequence[SelectionPolicy]`):
+            The policies that have a say, besides the size of rounds.
+        target (`int`):
+            Groups of a rollout batch.
+        num_ranks (`int`):
+            Processes that share the completions of a round equally.
+        carries (`bool`):
+            Whether surplus trains in the next rollout.
+        max_round_size (`int`, *optional*):
+            The most prompts of a round, rounded down to a multiple that the processes can share, but never below it.
+        batch_multiplier (`float`, *optional*):
+            Rollout batches of a round. By default the acceptance rate sizes it.
+        rounds_are_rare (`bool`):
+            Whether one more round stops both the engine and the training.
+        samples_next_batch (`bool`):
+            Whether the first completions for the next batch may be sampled with the rest of this one.
+    """
+
+    def __init__(
+        self,
+        stream: PromptStream,
+        queue: GroupQueue,
+        policies: Sequence[SelectionPolicy],
+        *,
+        target: int,
+        num_ranks: int = 1,
+        carries: bool = False,
+        max_round_size: int | None = None,
+        batch_multiplier: float | None = None,
+        rounds_are_rare: bool = False,
+        samples_next_batch: bool = False,
+    ) -> None:
+        self.stream, self.queue = stream, queue
+        self.target, self.num_generations, self.num_ranks = target, queue.num_generations, num_ranks
+        self.carries, self.max_round_size, self.batch_multiplier = carries, max_round_size, batch_multiplier
+        self.rounds_are_rare, self.samples_next_batch = rounds_are_rare, samples_next_batch
+        self.round_size = RoundSize()
+        self.policies = list(policies)
+        self.multiple_of = num_ranks // math.gcd(self.num_generations, num_ranks)  # whole groups, in equal shares
+
+    # ---- What the policies say ----
+
+    def find(self, kind: type[Policy]) -> Policy | None:
+        """Return the policy of a kind, if the run has one."""
+        return next((policy for policy in self.policies if isinstance(policy, kind)), None)
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether a policy learns from how many completions of each group are correct."""
+        return any(policy.needs_counts for policy in self.policies)
+
+    @property
+    def splits_groups(self) -> bool:
+        """Whether a policy may request only the first completions of a group."""
+        return any(policy.splits_groups for policy in self.policies)
+
+    def num_first(self, name: str | None) -> int:
+        """Return how many completions of a prompt to request first."""
+        return min(
+            (policy.num_first(name, self.num_generations) for policy in self.policies), default=self.num_generations
+        )
+
+    def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
+        """Return the probability that so many completions of a prompt differ, or `None` if no policy can tell."""
+        predicted = (policy.predicted_acceptance(name, num_completions) for policy in self.policies)
+        return next((one for one in predicted if one is not None), None)
+
+    def observe(self, decided: Decided) -> None:
+        """Let all policies learn from groups that were decided on."""
+        if not decided.num_known:
+            predicted = [self.predicted_acceptance(group.name, decided.num_completions) for group in decided.groups]
+            known = [one for one in predicted if one is not None]
+            if known:
+                decided = decided._replace(predicted_acceptance=sum(known))
+        for policy in (self.round_size, *self.policies):
+            policy.observe(decided)
+
+    def predict_the_past(self) -> None:
+        """If a policy that predicts is new to a run, take it to have predicted what it does of an unknown prompt."""
+        acceptance, predicted = self.round_size.acceptance, self.round_size.predicted
+        one = self.predicted_acceptance("", self.num_generations)
+        if one is not None and predicted.num_groups == 0:
+            predicted.update(one * acceptance.num_groups, acceptance.num_groups)
+
+    # ---- What a round requests ----
+
+    @property
+    def smallest_round(self) -> float:
+        """Completions for which a round is worth its price: a quarter of a batch, in equal shares."""
+        return max(self.target / 4, self.multiple_of) * self.num_generations
+
+    @property
+    def most_for_equal_shares(self) -> int:
+        """The most completions that are added so that processes have equal shares of groups that are not whole."""
+        return 2 * self.num_ranks if self.num_ranks > 1 else 0
+
+    @property
+    def _most_groups(self) -> int | None:
+        """The most whole groups of a round."""
+        if self.max_round_size is None:
+            return None
+        return max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
+
+    def in_equal_groups(self, num: int) -> int:
+        """Return as many groups, or a few more, as the processes can share equally."""
+        return -(-num // self.multiple_of) * self.multiple_of
+
+    def next_round(self, num_missing: int, left: float) -> list[GenerationRequest]:
+        """Return what a round requests for a batch that lacks so many groups: at most `left` completions."""
+        partial, most = self.queue.partial, self._most_groups
+        share_completed = self.round_size.share_completed
+        rests = rest_of(partial[: most or len(partial)], math.ceil(num_missing / share_completed), left)
+        while rests and _num_completions(rests) + num_for_equal_shares(rests, self.num_ranks) > left:
+            rests.pop()
+        left -= _num_completions(rests)
+        is_split = self.splits_groups or bool(partial)
+        waiting = self.queue.drawn
+        draw = _Draw(self, waiting)
+        num_new = max(math.ceil(num_missing - len(rests) * share_completed), 0)
+        num_ahead = self._num_ahead(len(partial) - len(rests))
+        reserve = self.most_for_equal_shares if is_split else 0
+        if left - reserve < self.smallest_round and not rests:
+            # Near the limit, whole groups: these need nothing more for equal shares.
+            draw.takes_whole_groups, reserve, num_ahead = True, 0, 0
+        left -= reserve
+        requests = rests
+        if left >= self.smallest_round and num_new + num_ahead > 0:
+            room = math.inf
+            if is_split and most is not None:  # what makes the shares equal has room next to it
+                reserved = self.num_ranks if self.num_ranks > 1 and rests else 0
+                room = most * self.num_generations - _num_completions(rests) - reserved
+            requests = rests + self._new_groups(draw, num_new, num_ahead, left, room)
+        if is_split:
+            if most is not None:
+                requests = within_rows(requests, most * self.num_generations)
+            requests = in_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
+        return requests
+
+    def _num_ahead(self, num_partial: int) -> int:
+        """Return for how many groups of the next batch the first completions are sampled now."""
+        # Their rest then takes one round: a round waits for its longest completion.
+        if not self.samples_next_batch or not self.splits_groups or self.num_first(None) >= self.num_generations:
+            return 0
+        return max(self.target - num_partial, 0)
+
+    def _new_groups(
+        self, draw: "_Draw", num_new: int, num_ahead: int, left: float, room: float
+    ) -> list[GenerationRequest]:
+        """Return requests for new groups, of which `num_ahead` are for the next batch."""
+        num = num_new + num_ahead
+        if self.batch_multiplier is None:
+            size = self.round_size.acceptance.round_size(
+                num, self.target, carries=self.carries, is_rare=self.rounds_are_rare
+            )
+        else:
+            size = int(self.batch_multiplier * self.target)
+        size = self.in_equal_groups(size)
+        # The size follows from past rounds. If more of these prompts is predicted to be accepted, fewer are enough.
+        if self.batch_multiplier is None:
+            draw.enough = size * self.round_size.predicted.rate
+        draw.least, draw.share_ahead = num, num_ahead / num
+        draw.left, draw.room, draw.rate = left, room, self.round_size.acceptance.rate
+        return draw.take(min(size, self._most_groups or size))
+
+    def new_groups(self, num: int, left: float, enough: float) -> list[GenerationRequest]:
+        """Return requests for `num` new groups, or fewer that are predicted to bring `enough` accepted ones."""
+        draw = _Draw(self, self.queue.drawn)
+        draw.left, draw.enough = left, enough
+        return draw.take(num)
+
+    def equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:
+        """Return the requests with a few completions more, so that processes have equal shares."""
+        return in_equal_shares(requests, self.num_ranks, _Draw(self, []).take)
+
+
+class _Draw:
+    """One round's draws: prompts one by one, until there are enough or there is no room for more."""
+
+    def __init__(self, selection: Selection, waiting: list[PromptGroup]) -> None:
+        self._selection = selection
+        self._waiting = waiting  # groups that were drawn before and never sampled
+        self.takes_whole_groups = False
+        self.least = 0.0  # groups at least
+        self.enough = math.inf  # groups that are predicted to be accepted
+        self.left = math.inf  # completions that may yet be requested
+        self.room = math.inf  # completions that the engine takes at once
+        self.rate = 0.0  # the share of groups that is expected to be requested whole in the end
+        self.share_ahead = 0.0  # the share of groups that is for the next batch
+
+    def take(self, num: int) -> list[GenerationRequest]:
+        """Return requests for the next `num` prompts, or for fewer that are enough."""
+        selection, num_generations = self._selection, self._selection.num_generations
+        splitting = [policy for policy in selection.policies if policy.splits_groups and not self.takes_whole_groups]
+        few = min((policy.most_first(num_generations) for policy in splitting), default=largest_first(num_generations))
+        nums: list[int] = []
+        predicted, predicted_of_few = 0.0, 0.0
+
+        def is_enough(name: str) -> bool:
+            nonlocal predicted, predicted_of_few
+            first = num_generations if self.takes_whole_groups else selection.num_first(name)
+            nums.append(first)
+            one = selection.predicted_acceptance(name, first)
+            if one is not None:
+                predicted += one
+                predicted_of_few += one if first < num_generations else 0.0
+            self.room -= min(first, few)
+            self.left -= first + self.rate * (num_generations - first)
+            # Of what is for the next batch only first completions can wait: whole groups would be surplus of this one.
+            share = 1.0 - self.share_ahead * (1.0 - predicted_of_few / predicted) if predicted else 1.0
+            is_found = predicted >= share * self.enough and len(nums) >= share * self.least
+            is_spent = self.left < selection.multiple_of * num_generations
+            return ((is_found or is_spent) and len(nums) % selection.multiple_of == 0) or self.room < few
+
+        if self.room < few:
+            return []
+        groups: list[PromptGroup] = []
+        while self._waiting and len(groups) < num:
+            groups.append(self._waiting.pop(0))
+            if is_enough(groups[-1].name):
+                break
+        else:
+            groups += self._from_stream(num - len(groups), is_enough)
+        return [GenerationRequest(group, first) for group, first in zip(groups, nums, strict=True)]
+
+    def _from_stream(self, num: int, is_enough: Callable[[str], bool]) -> list[PromptGroup]:
+        policies, stream = self._selection.policies, self._selection.stream
+
+        def skips(name: str, may_skip: bool) -> bool:
+            answers = [policy.skips(name, may_skip) for policy in policies]  # all are asked, as each may count
+            return any(answers)
+
+        prompts = stream.take(num, skips, is_enough)
+        return [
+            self._selection.queue.draw(name, example, position)
+            for (name, example), position in zip(prompts, stream.taken_at, strict=True)
+        ]
+
+
+# ---- Requests, pure ----
+
+
+def _num_completions(requests: Sequence[GenerationRequest]) -> int:
+    return sum(request.num_completions for request in requests)
+
+
+def rest_of(partial: Sequence[PromptGroup], num: int, left: float) -> list[GenerationRequest]:
+    """Return requests for the rest of up to `num` partial groups, the oldest first: at most `left` completions."""
+    rests = [GenerationRequest(group, group.num_missing) for group in partial[:num]]
+    ends = accumulate(rest.num_completions for rest in rests)
+    return [rest for rest, end in zip(rests, ends, strict=True) if end <= left]
+
+
+def within_rows(requests: Sequence[GenerationRequest], most: int) -> list[GenerationRequest]:
+    """Return the requests, with fewer first completions if they were more than the engine takes at once."""
+    requests, excess = list(requests), _num_completions(requests) - most
+    for i, request in reversed(list(enumerate(requests))):
+        if excess > 0 and request.is_whole:
+            few = largest_first(request.num_completions)
+            requests[i] = replace(request, num_completions=few)
+            excess -= request.num_completions - few
+    return requests
+
+
+def in_equal_shares(
+    requests: Sequence[GenerationRequest], num_ranks: int, take: Callable[[int], list[GenerationRequest]]
+) -> list[GenerationRequest]:
+    """Return the requests with more first completions, or further prompts, so that processes have equal shares."""
+    requests, num_more = list(requests), -_num_completions(requests) % num_ranks
+    for i, request in reversed(list(enumerate(requests))):
+        if num_more and request.is_first:
+            more = min(num_more, request.group.num_generations - request.num_completions)
+            requests[i] = replace(request, num_completions=request.num_completions + more)
+            num_more -= more
+    if num_more:
+        if num_more == 1:  # a single completion has nothing to be compared with
+            num_more += num_ranks
+        num_generations = requests[0].group.num_generations
+        num = math.ceil(num_more / num_generations)
+        for i, request in enumerate(take(num)):
+            requests.append(replace(request, num_completions=(num_more + i) // num))
+    return requests
+
+
+def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) -> int:
+    """Return how many completions [`in_equal_shares`] adds."""
+    num_more = -_num_completions(requests) % num_ranks
+    spare = sum(request.group.num_generations - request.num_completions for request in requests if request.is_first)
+    return num_more + num_ranks if num_more - spare == 1 else num_more
+
+
+def apart(
+    requests: Sequence[GenerationRequest], multiple_of: int
+) -> tuple[list[GenerationRequest], list[GenerationRequest]]:
+    """Return the requests for whole groups, in a multiple, and the others."""
+    whole = [request for request in requests if request.is_whole]
+    whole = whole[: len(whole) // multiple_of * multiple_of]
+    numbers = {request.group.number for request in whole}
+    return whole, [request for request in requests if request.group.number not in numbers]
