@@ -6,7 +6,6 @@ import json
 import math
 import random
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -238,21 +237,6 @@ def test_an_empty_memory_can_be_saved_and_takes_the_place_of_what_was_known(tmp_
     memory.load_state_dict(PromptMemory().state_dict() | {"records": PromptMemory.read(tmp_path / "memory.parquet")})
     memory.save(tmp_path / "again.parquet")
     assert pq.read_table(tmp_path / "again.parquet").num_rows == 0
-
-
-def test_what_an_earlier_version_kept_is_gone_on_with(tmp_path):
-    """It wrote no age and no passes, and counted first looks; 2 looks, mean p 1/2 and mean p^2 1/3, are uniform."""
-    row = {"num_seen": 1, "num_correct": 0, "num_scored": 1, "last_step": 3, "num_skipped": 2}
-    row |= {"prompt_id": "a", "pass_rate": 0.0, "evidence_correct": 0.0, "evidence_wrong": 1.0}
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "memory.parquet")
-    state = {"seed": 7, "num_draws": 5, "num_first": 2.0, "sum_rate": 1.0, "sum_square": 2 / 3}
-    memory = read_back(state, tmp_path / "memory.parquet")
-    assert memory.pass_rate("a") == pytest.approx((1, 2))
-    assert memory.pass_rate("new") == pytest.approx((1, 1))
-    memory.update("a", 1, 1, step=4)
-    assert memory.pass_rate("a") == pytest.approx((2, 1.5))
-    assert memory.state_dict()["surprise"] == pytest.approx(math.log(6 / 5))
-    assert (memory.seed, memory.state_dict()["num_draws"]) == (7, 5)
 
 
 def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):

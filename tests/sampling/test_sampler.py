@@ -11,15 +11,17 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from trl_dapo.sampling.drop_reasons import Criterion, drop_reasons
+from trl_dapo.sampling.groups import GenerationRequest, GroupState
+from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.report import rollout_log
 from trl_dapo.sampling.rollout import Totals
 from trl_dapo.sampling.round_size import AcceptanceRate
-from trl_dapo.sampling.rounds import Ask, Round, Rows, select_ages
+from trl_dapo.sampling.rounds import Completion, Round
+from trl_dapo.sampling.rows import rows_from_generated
 from trl_dapo.sampling.sampler import Sampler
-from trl_dapo.sampling.screening import state_of
+from trl_dapo.sampling.screen import Screen
 
 
 pytestmark = pytest.mark.fast
@@ -37,16 +39,40 @@ def stream(num_prompts=10_000, seed=0):
     return made
 
 
+def make(target, prompts=None, num_generations=G, memory=None, screen=None, **options):
+    """A sampler, before its first rollout."""
+    policies = []
+    if memory is not None:
+        memory.num_generations = num_generations
+        policies.append(memory)
+    if screen is not None:
+        policies.append(Screen(screen, memory))
+    prompts = prompts or stream()
+    return Sampler(prompts, target=target, num_generations=num_generations, policies=policies, **options)
+
+
 def new(target, prompts=None, num_generations=G, **options):
-    sampler = Sampler(prompts or stream(), target=target, num_generations=num_generations, **options)
-    sampler.begin()
+    sampler = make(target, prompts, num_generations, **options)
+    sampler.start_rollout()
     return sampler
+
+
+def acceptance_of(sampler):
+    return sampler.selection.round_size.acceptance
+
+
+def predicted_of(sampler):
+    return sampler.selection.round_size.predicted
+
+
+def population_of(sampler):
+    return sampler.selection.find(Screen).population
 
 
 def learn(sampler, num_accepted, num_groups, rounds=30):
     """What many equal rounds teach of the acceptance rate."""
     for _ in range(rounds):
-        sampler.acceptance.update(num_accepted, num_groups)
+        acceptance_of(sampler).update(num_accepted, num_groups)
     return sampler
 
 
@@ -55,36 +81,70 @@ def foreseeing(rate):
     return type("Foresees", (PromptMemory,), {"expected_acceptance": lambda *_: rate})()
 
 
-def blank_round(names, num_rows, rewards=None, **options):
-    """A round of which nothing matters but how large it is, and what it may be told."""
-    blank_B = torch.zeros(num_rows)
-    rewards_BF = blank_B[:, None] if rewards is None else torch.tensor(rewards)[:, None]
-    rows = options.pop("rows", None) or Rows.empty()
-    return Round(names, rows, rewards_BF, blank_B, blank_B.bool(), {}, {}, **options)
+def invent(sampler, num_groups, num=None, place=0):
+    """Requests for groups that are not of the stream."""
+    groups = [sampler.queue.draw(str(place + i), {}, (0, place + i)) for i in range(num_groups)]
+    number = sampler.rollout.number
+    requests = [GenerationRequest(group, num or group.num_generations, number) for group in groups]
+    sampler.queue.send(requests)
+    return requests
+
+
+def answer(sampler, requests, rewards=None):
+    """The completions of a round join their groups, on one process."""
+    completions, rewards = [], list(rewards or [])
+    is_stale = any(request.policy_rollout < sampler.rollout.number for request in requests)
+    for request in requests:
+        group, num = request.group, request.num_completions
+        completions += [Completion(group, group.num_received + i) for i in range(num)]
+        group.receive(request, [0] * num)
+        group.lengths += [0] * num
+        group.truncated += [False] * num
+        known = group.rewards[:, 0].tolist() if len(group.rewards) else []
+        own, rewards = (rewards or [0.0] * num)[:num], rewards[num:]
+        group.rewards = torch.tensor([*known, *own])[:, None]
+    round_ = Round(requests, completions, is_stale=is_stale)
+    sampler.add(round_)
+    return round_
 
 
 def play(sampler, reasons, counts=None):
-    """One round, whatever the sampler would have asked for."""
-    sampler.add_round(blank_round([str(i) for i in range(len(reasons))], len(reasons) * G), reasons, counts)
+    """One round, whatever the sampler would have requested."""
+    requests = invent(sampler, len(reasons))
+    answer(sampler, requests)
+    sampler.decide(Decided([request.group for request in requests], reasons, 0, counts))
     return sampler
 
 
+def decide_all(sampler, requests, reasons):
+    """The completions come, and the groups are decided on."""
+    answer(sampler, requests)
+    sampler.decide(Decided([request.group for request in requests], reasons, 0))
+
+
 def play_rollout(sampler, rng, rate=1 / 3):
-    """Rounds until the sampler asks for no more, of which a share of groups is accepted."""
-    sampler.begin()
-    while prompts := sampler.next_prompts():
-        play(sampler, [YES if rng.random() < rate else NO for _ in prompts])
+    """Rounds until the sampler requests no more, of which a share of groups is accepted."""
+    sampler.start_rollout()
+    while requests := sampler.next_requests():
+        answer(sampler, requests)
+        groups = [request.group for request in requests]
+        sampler.decide(Decided(groups, [YES if rng.random() < rate else NO for _ in groups], 0))
 
 
-def carried(num_groups, age=1):
-    return blank_round([""] * num_groups, num_groups * G, ages=[age] * num_groups)
-
-
-def carry_on(sampler):
-    """Ends a rollout as the trainer does: what is left over is carried."""
-    batch = sampler.batch()
-    sampler.carry([carried(len(batch.carry))] if batch.carry else [])
-    return batch
+def let_wait(sampler, num_groups, staleness=1, num=None, place=0):
+    """Groups of an earlier rollout wait: accepted ones, or partial ones with `num` completions."""
+    rollout = sampler.num_rollouts - staleness
+    groups = []
+    for i in range(num_groups):
+        group = sampler.queue.draw(str(place + i), {"prompt": str(place + i), "id": place + i}, (0, place + i))
+        request = GenerationRequest(group, num or group.num_generations, rollout)
+        sampler.queue.send([request])
+        group.receive(request, [0] * request.num_completions)
+        group.rewards = torch.zeros(request.num_completions, 1)
+        group.lengths, group.truncated = [0] * request.num_completions, [False] * request.num_completions
+        sampler.queue.settle(group, GroupState.PARTIAL if num else GroupState.ACCEPTED)
+        groups.append(group)
+    return groups
 
 
 def saved(sampler):
@@ -92,14 +152,30 @@ def saved(sampler):
     return json.loads(json.dumps(sampler.state_dict()))
 
 
-def resumed(state, rows=None, **options):
+def resumed(state, queue=None, **options):
     """Another sampler, and what of the state did not fit it."""
-    again = Sampler(**{"stream": stream(), "target": 4, "num_generations": G, "carries": True, **options})
-    return again, again.load_state_dict(json.loads(json.dumps(state)), rows)
+    again = make(**{"prompts": stream(), "target": 4, "num_generations": G, "carries": True, **options})
+    return again, again.load_state_dict(json.loads(json.dumps(state)), queue)[0]
 
 
-def names(prompts):
-    return [name for name, *_ in prompts]
+def names(requests):
+    return [request.group.name for request in requests]
+
+
+def nums(requests):
+    return [request.num_completions for request in requests]
+
+
+def facts(requests):
+    """What requests hold, to compare those of two samplers."""
+    return [
+        (one.group.number, one.group.name, one.num_completions, one.policy_rollout, one.policy_step, one.expires_at)
+        for one in requests
+    ]
+
+
+def numbers(groups):
+    return [group.number for group in groups]
 
 
 # ---- Rounds ----
@@ -107,41 +183,41 @@ def names(prompts):
 
 def test_groups_are_counted_over_the_rounds():
     sampler = play(play(new(3), [YES, NO]), ["masked", YES, YES, YES])
-    batch = sampler.batch()
-    assert batch.train == [Group(0, 0), Group(1, 1), Group(1, 2)]
-    assert [sampler.rollout.number_of(group) for group in batch.train] == [1, 2, 2]
-    assert sampler.totals == Totals(groups_sampled=6, groups_trained=3, tokens_generated=0, barren_rollouts=0)
+    batch = sampler.finish_rollout()
+    assert numbers(batch.train) == [0, 3, 4]
+    assert [group.round.number for group in batch.train] == [1, 2, 2]
+    assert sampler.totals == Totals(groups_sampled=6, groups_trained=3, tokens_generated=0, empty_rollouts=0)
     assert (sampler.rollout.num_rounds, sampler.rollout.num_groups, sampler.rollout.shortfall) == (2, 6, 0)
-    assert sampler.rollout.reasons == {"all_wrong": 1, "masked": 1}
-    assert sampler.next_prompts() == []
+    assert sampler.rollout.drop_reasons == {"all_wrong": 1, "masked": 1}
+    assert sampler.next_requests() == []
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_a_screen_that_is_left_out_as_a_run_begins_asks_for_whole_groups_alone(ahead):
-    """As where a reward function turns out to compare the completions of a group."""
-    sampler = new(4, num_generations=4, screen="3", carries=True, ahead=ahead)
-    sampler.screen = None
-    sampler.begin()
-    sampler.draw_ahead()
-    assert {ask.num for ask in [*sampler.in_flight, *sampler.next_prompts()]} == {4}
+def test_a_screen_that_is_left_out_as_a_run_begins_requests_whole_groups_alone(ahead):
+    """As if a reward function turns out to fail on the first completions of a group."""
+    sampler = new(4, num_generations=4, screen=3, carries=True, ahead=ahead)
+    sampler.selection.policies.clear()
+    sampler.start_rollout()
+    sampler.request_ahead()
+    assert {*nums(sampler.queue.in_flight), *nums(sampler.next_requests())} == {4}
 
 
 def test_the_limit_counts_batches_and_not_one_more_and_the_last_round_counts_too():
     """NeMo RL makes one more than its setting says; ms-swift generates its last round and never looks at it."""
     sampler, other = (play(new(1, max_gen_batches=2.0), [NO]) for _ in range(2))
-    assert len(sampler.next_prompts()) == 1
+    assert len(sampler.next_requests()) == 1
     play(sampler, [NO])
-    assert sampler.next_prompts() == []
-    assert (sampler.batch().train, sampler.num_short_rollouts) == ([], 1)
+    assert sampler.next_requests() == []
+    assert (sampler.finish_rollout().train, sampler.num_short_rollouts) == ([], 1)
     play(other, [YES])
-    assert (other.batch().train, other.num_short_rollouts) == ([Group(1, 0)], 0)
+    assert (numbers(other.finish_rollout().train), other.num_short_rollouts) == ([1], 0)
 
 
 def test_what_was_accepted_before_the_limit_still_trains():
     """ms-swift throws 511 accepted groups of 512 away and trains on the unfiltered batch."""
     sampler = play(play(new(512, max_gen_batches=1.03), [YES] * 500 + [NO] * 12), [YES] * 11 + [NO])
-    assert sampler.next_prompts() == []
-    assert len(sampler.batch().train) == 511
+    assert sampler.next_requests() == []
+    assert len(sampler.finish_rollout().train) == 511
     assert sampler.rollout.shortfall == 1
 
 
@@ -165,30 +241,30 @@ def test_without_a_limit_a_rollout_ends_when_so_many_batches_in_a_row_have_no_ac
     for verdict in verdicts:
         play(sampler, [verdict])
     assert sampler.has_given_up is gives_up
-    assert (sampler.next_prompts() == []) is gives_up
-    assert len(sampler.batch().train) == verdicts.count(YES)
+    assert (sampler.next_requests() == []) is gives_up
+    assert len(sampler.finish_rollout().train) == verdicts.count(YES)
 
 
 def test_a_carried_group_does_not_keep_a_rollout_without_a_limit_from_ending():
-    sampler = Sampler(stream(), target=2, num_generations=G, carries=True, **NO_LIMIT)
-    sampler.carry([carried(1)])
-    sampler.begin()
+    sampler = make(2, carries=True, **NO_LIMIT)
+    let_wait(sampler, 1)
+    sampler.start_rollout()
     play(sampler, [NO] * 6)
-    assert sampler.next_prompts() == []
-    assert len(sampler.batch().train) == 1
+    assert sampler.next_requests() == []
+    assert len(sampler.finish_rollout().train) == 1
 
 
 def test_mask_asks_once_for_the_batch():
     sampler = new(4, mode="mask")
-    assert len(sampler.next_prompts()) == 4
+    assert len(sampler.next_requests()) == 4
     play(sampler, [YES, NO, NO, NO])
-    assert sampler.next_prompts() == []
+    assert sampler.next_requests() == []
 
 
 @pytest.mark.parametrize(
     ("target", "options", "expected"),
     [
-        (96, {"max_round_size": 30, "num_ranks": 8, "has_whole_groups": True}, 24),
+        (96, {"max_round_size": 30, "num_ranks": 8}, 28),
         (96, {"max_round_size": 3, "num_ranks": 8}, 4),
         (10, {"batch_multiplier": 2.55}, 25),
         (10, {"batch_multiplier": 2.55, "num_ranks": 8}, 28),
@@ -197,24 +273,28 @@ def test_mask_asks_once_for_the_batch():
     ids=str,
 )
 def test_a_round_is_a_multiple_that_ranks_can_share_and_keeps_its_cap_but_is_never_nothing(target, options, expected):
-    assert len(new(target, **options).next_prompts()) == expected
+    assert len(new(target, **options).next_requests()) == expected
 
 
 def test_a_run_that_accepts_nothing_does_not_generate_ever_more():
     sampler = new(512)
-    while prompts := sampler.next_prompts():
+    while prompts := sampler.next_requests():
         play(sampler, [NO] * len(prompts))
     assert sampler.rollout.num_groups == 10 * 512
 
 
 def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
     sampler, reasons = new(2), [NO, YES, NO, NO, YES, NO]
+    requests = invent(sampler, 6)
+    answer(sampler, requests)
     generated = [[1]] * 12, [[2, 3]] * 12, None, ["a"] * 12, None, {}, [["cat.png"]] * 12, []
-    rows = Rows.from_generated(generated, ["p"] * 12)
-    sampler.add_round(blank_round(list("abcdef"), 12, rows=rows), reasons)
+    rows, groups = rows_from_generated(generated, ["p"] * 12), [request.group for request in requests]
+    for group in groups:
+        group.rows = {i: rows[G * group.number + i] for i in range(G)}
+    sampler.decide(Decided(groups, reasons, 0))
     # Groups 0 and 2 could fill a batch of two, cut to a token; 3 and 5 are let go of.
-    assert [image is not None for image in rows.images[::G]] == [True, True, True, False, True, False]
-    assert [None if ids is None else len(ids) for ids in rows.completion_ids[::G]] == [1, 2, 1, None, 2, None]
+    tokens = [[len(row.completion_ids) for row in group.rows.values()] for group in groups]
+    assert tokens == [[1, 1], [2, 2], [1, 1], [], [2, 2], []]
 
 
 @pytest.mark.parametrize(
@@ -234,11 +314,11 @@ def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rou
     for step in range(num_rollouts + 5):
         play_rollout(sampler, rng)
         if step >= 5:
-            num_carried += len(sampler.rollout.carried)
+            num_carried += sampler.rollout.num_carried
             num_accepted += len(sampler.rollout.accepted)
             num_rounds += sampler.rollout.num_rounds
-        carry_on(sampler)
-        sampler.draw_ahead()
+        sampler.finish_rollout()
+        sampler.request_ahead()
     assert num_rounds / num_rollouts < most_rounds
     assert num_accepted / num_rollouts / target < 1.05
     assert num_carried / num_rollouts / target <= most_carried
@@ -247,33 +327,34 @@ def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rou
 # ---- What stays ----
 
 
-def carrying(*rounds, target=4):
-    sampler = new(target, carries=True)
-    sampler.carry([*rounds])
-    sampler.begin()
+def carrying(num_groups, staleness=1, target=4):
+    sampler = make(target, carries=True)
+    let_wait(sampler, num_groups, staleness)
+    sampler.start_rollout()
     return sampler
 
 
 def test_carried_groups_train_and_need_not_be_sampled():
-    sampler = carrying(carried(3))
+    sampler = carrying(3)
     assert sampler.num_missing == 1
     play(sampler, [YES, YES])
-    batch = sampler.batch()
-    assert batch.train == [Group(0, 0), Group(0, 1), Group(0, 2), Group(1, 0)]
-    assert batch.carry == [Group(1, 1)]
-    sampler.carry([])  # once
-    sampler.begin()
-    assert sampler.num_missing == 4
-    assert carrying(carried(4)).next_prompts() == []  # a batch that was carried whole needs no round
+    batch = sampler.finish_rollout()
+    assert numbers(batch.train) == [0, 1, 2, 3]
+    assert numbers(batch.carried) == [4]
+    sampler.start_rollout()
+    assert sampler.num_missing == 3
+    play(sampler, [YES, YES, YES])
+    assert numbers(sampler.finish_rollout().train) == [4, 5, 6, 7]  # each group once
+    assert carrying(4).next_requests() == []  # a batch that was carried whole needs no round
 
 
 @pytest.mark.parametrize(
     ("options", "num_accepted", "num_carried"),
-    [({}, 5, 0), ({"carries": True, "num_ranks": 4}, 7, 2), ({"carries": True}, 40, 4)],
-    ids=["discarded", "shared by the ranks", "one batch"],
+    [({}, 5, 0), ({"carries": True, "num_ranks": 4}, 7, 3), ({"carries": True}, 40, 4)],
+    ids=["discarded", "whatever the number of processes", "one batch"],
 )
-def test_what_is_carried_can_be_shared_by_the_ranks_and_fits_one_batch(options, num_accepted, num_carried):
-    assert len(play(new(4, **options), [YES] * num_accepted).batch().carry) == num_carried
+def test_what_is_carried_fits_one_batch(options, num_accepted, num_carried):
+    assert len(play(new(4, **options), [YES] * num_accepted).finish_rollout().carried) == num_carried
 
 
 @pytest.mark.parametrize(
@@ -287,8 +368,8 @@ def test_what_is_carried_can_be_shared_by_the_ranks_and_fits_one_batch(options, 
 def test_rollouts_that_fell_short_are_counted_until_one_is_full(options, rollouts):
     sampler = new(2, **options)
     for reasons, expected in rollouts:
-        sampler.begin()
-        play(sampler, reasons).batch()
+        sampler.start_rollout()
+        play(sampler, reasons).finish_rollout()
         assert sampler.num_short_rollouts == expected
 
 
@@ -296,11 +377,11 @@ def told_of_passes(sampler, rounds):
     """What is told of passes that accept nothing after each of these rounds."""
     told = []
     for reasons in rounds:
-        sampler.next_prompts()
-        play(sampler, reasons)
+        decide_all(sampler, sampler.next_requests(), reasons)
         told.append(sampler.new_passes_without_group())
         if YES in reasons:
-            sampler.begin()
+            sampler.finish_rollout()
+            sampler.start_rollout()
     return told
 
 
@@ -325,8 +406,8 @@ def test_a_resume_tells_of_passes_that_accept_nothing_as_a_run_that_was_not_stop
     rounds = [[YES] * 4] + [[NO] * 4] * 6
     sampler = new(1, stream(4), **options)
     told = told_of_passes(sampler, rounds[:num_before])
-    again, _ = resumed(saved(sampler), stream=stream(4), target=1, carries=False, **options)
-    again.begin()
+    again, _ = resumed(saved(sampler), prompts=stream(4), target=1, carries=False, **options)
+    again.start_rollout()
     assert told + told_of_passes(again, rounds[num_before:]) == [0, 1, 2, 0, 4, 0, 0]
 
 
@@ -334,16 +415,16 @@ def test_the_memory_learns_what_it_is_told_and_skips_by_it():
     sampler = new(4, stream(4), memory=PromptMemory(seed=0), max_gen_batches=0)
     for _ in range(3):
         play(sampler, [NO] * 4, counts=[(0, 16)] * 4)
-    assert sampler.memory.expected_acceptance("0", 16) < 0.05
-    sampler.next_prompts()
+    assert sampler.selection.find(PromptMemory).expected_acceptance("0", 16) < 0.05
+    sampler.next_requests()
     assert sampler.stream.num_skipped > 0
 
 
 def asked_with(rate, target, **options):
     """How many are asked for where one in ten was expected and came, and the memory expects this share of the next."""
     sampler = learn(new(target, memory=foreseeing(rate), **options), 10, 100)
-    sampler.promise.load_state_dict(sampler.acceptance.state_dict())
-    return len(sampler.next_prompts())
+    predicted_of(sampler).load_state_dict(acceptance_of(sampler).state_dict())
+    return len(sampler.next_requests())
 
 
 def test_a_round_is_smaller_where_the_memory_expects_more_of_its_prompts_than_of_those_before():
@@ -357,13 +438,10 @@ def test_a_round_is_smaller_where_the_memory_expects_more_of_its_prompts_than_of
 def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
     """Two completions of a pass rate that nobody knows differ one time in three: 4/3 of four groups."""
     sampler = play(new(4, memory=PromptMemory()), [NO] * 4, counts=[(0, 2)] * 4)
-    assert sampler.promise.num_accepted == pytest.approx(4 / 3)
+    assert predicted_of(sampler).num_accepted == pytest.approx(4 / 3)
     state = saved(sampler)
     again, _ = resumed(state, memory=PromptMemory())
     assert saved(again) == state
-    del state["acceptance"]["promise"]  # as an earlier version wrote it: as much as came
-    again, _ = resumed(state, memory=PromptMemory())
-    assert again.promise.state_dict() == again.acceptance.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -371,94 +449,109 @@ def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
     [({}, False), ({"screen": 4}, False), ({"screen": "auto"}, True), ({"memory": PromptMemory()}, True)],
 )
 def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_hangs_on_them(options, counts):
-    assert new(4, **options).counts_correct is counts
+    assert new(4, **options).selection.needs_counts is counts
 
 
-def test_without_its_screen_a_sampler_counts_and_looks_ahead_as_one_that_never_had_it():
-    screened, unscreened = new(4, num_generations=4, screen="auto", carries=True), new(4, carries=True)
-    assert (screened.counts_correct, screened._looks_ahead) == (True, True)
-    screened.screen = None  # as the preflight leaves it out
-    assert (screened.counts_correct, screened._looks_ahead) == (False, False)
-    assert (unscreened.counts_correct, unscreened._looks_ahead) == (False, False)
+def test_without_its_screen_a_sampler_counts_as_one_that_never_had_it():
+    sampler = new(4, num_generations=4, screen="auto", carries=True)
+    assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (True, True)
+    sampler.selection.policies.clear()  # as the preflight leaves it out
+    assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (False, False)
 
 
 def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_resume():
     """Of 16 completions of a pass rate that nobody knows 15 in 17 groups are mixed; of groups before, one in two."""
-    assert len(new(64, num_generations=16, memory=PromptMemory()).next_prompts()) == 64
+    assert len(new(64, num_generations=16, memory=PromptMemory()).next_requests()) == 64
     state, sizes = learn(new(64), 10, 100).state_dict(), []
     for memory in (None, PromptMemory()):
         again, _ = resumed(state, target=64, num_generations=16, carries=False, memory=memory)
-        again.begin()
-        sizes.append(len(again.next_prompts()))
+        again.start_rollout()
+        sizes.append(len(again.next_requests()))
     assert sizes[0] == sizes[1] > 600
 
 
-WHOLE = {"has_whole_groups": True}
-
-
-@pytest.mark.parametrize(
-    ("target", "options", "size"), [(4, {}, 3), (4, WHOLE, 2), (3, WHOLE, 3), (4, {**WHOLE, "max_round_size": 1}, 1)]
-)
-def test_where_a_reward_may_compare_completions_a_rank_has_whole_groups(target, options, size):
-    """Of at most three a round, in groups of eight, two ranks; a batch of three is torn with TRL too."""
-    assert len(new(target, num_generations=8, num_ranks=2, **{"max_round_size": 3} | options).next_prompts()) == size
-
-
-def test_the_rest_of_partial_groups_groups_is_shared_equally_where_nothing_is_screened_any_more():
+def test_the_rest_of_partial_groups_is_shared_equally_if_nothing_is_screened_any_more():
     """Five of eight are the rest of one group; two ranks share 5 + 2 * 8 and three of one prompt more."""
-    half = {Group(0, 0): Ask("a", {}, 3)}
-    sampler = Sampler(stream(), target=3, num_generations=8, num_ranks=2)
-    sampler.carry([], half)
-    sampler.begin()
-    assert [ask.num for ask in sampler.next_prompts()] == [5, 8, 8, 3]
+    sampler = make(3, num_generations=8, num_ranks=2)
+    let_wait(sampler, 1, num=3)
+    sampler.start_rollout()
+    assert nums(sampler.next_requests()) == [5, 8, 8, 3]
 
 
-def test_a_group_partial_groups_for_equal_shares_is_asked_for_its_rest():
-    sampler, ask = new(4, num_generations=4), Ask("a", {}, 3)
-    sampler.add_round(blank_round(["a"], 3, asks=[ask]), [None])
-    assert sampler.rollout.half == {Group(0, 0): ask}
-    assert sampler.next_prompts()[0] == Ask("a", {}, 1, Group(0, 0))
+def test_the_rest_of_a_partial_group_is_requested_first():
+    sampler = new(4, num_generations=4)
+    requests = invent(sampler, 1, num=3)
+    answer(sampler, requests)
+    sampler.decide(Decided([requests[0].group], [None], 0))
+    assert sampler.queue.partial == [requests[0].group]
+    first = sampler.next_requests()[0]
+    assert (first.group, first.num_completions) == (requests[0].group, 1)
 
 
-def partial_groups(stream, num_groups, num):
-    """The next groups of a stream, asked for `num` completions."""
-    taken = zip(stream.take(num_groups), stream.taken_at, strict=True)
-    return {Group(0, i): Ask(*prompt, num, place=place) for i, (prompt, place) in enumerate(taken)}
+def test_a_round_that_was_interrupted_is_sampled_by_the_next_rollout():
+    sampler = new(4)
+    requests = sampler.next_requests()
+    sampler.start_rollout()  # as if the engine had failed, and `train` was called again
+    assert names(sampler.next_requests()) == names(requests) == list("0123")
+    answer(sampler, sampler.queue.in_flight)
+    sampler.decide(Decided([request.group for request in requests], [NO] * 4, 0))
+    assert names(sampler.next_requests())[0] == "4"
 
 
-def drawn_twice(num_half, options, at_resume, lost=None):
-    """What is drawn ahead after half-asked groups, and where the stream is; and after a resume. For two ranks."""
+def drawn_twice(num_partial, options, at_resume, lost=None):
+    """What is drawn ahead after partial groups, and where the stream is; and after a resume. For two ranks."""
     options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True, "ahead": 1} | options
-    one = Sampler(stream(), **options)
-    half = partial_groups(one.stream, num_half, num=3)
-    one.carry([], half)
-    one.draw_ahead()
-    drawn = one.in_flight
+    one = make(**options)
+    one.stream.take(num_partial)
+    let_wait(one, num_partial, num=3)
+    one.request_ahead()
+    drawn, queue = facts(one.queue.in_flight), one.queue.state_dict()
     if lost is not None:
-        half[lost] = half[lost]._replace(example={"prompt": "another"})
-    other, _ = resumed(saved(one), {"rounds": [], "half": state_of(half)}, **options | at_resume)
-    return (drawn, one.stream.state_dict()), (other.in_flight, other.stream.state_dict())
+        queue["groups"][lost]["example"] = "another"
+    other, _ = resumed(saved(one), queue, **options | at_resume)
+    return (drawn, one.stream.state_dict()), (facts(other.queue.in_flight), other.stream.state_dict()), other
 
 
-def test_what_was_drawn_ahead_is_the_same_where_a_round_may_be_smaller_after_the_resume():
-    before, after = drawn_twice(3, {"screen": 3, "max_round_size": 8}, {"max_round_size": 2})
-    assert [ask.num for ask in before[0][:3]] == [5, 5, 5]
+def test_what_was_drawn_ahead_is_the_same_if_a_round_may_be_smaller_after_the_resume():
+    before, after, _ = drawn_twice(3, {"screen": 3, "max_round_size": 8}, {"max_round_size": 2})
+    assert [num for _, _, num, *_ in before[0][:3]] == [5, 5, 5]
     assert before == after
 
 
-def test_a_round_is_drawn_anew_where_what_is_partial_groups_is_not_there_any_more():
-    (drawn, _), (again, _) = drawn_twice(3, {"screen": 3}, {}, lost=Group(0, 0))
+def test_a_round_is_drawn_anew_if_an_example_in_flight_is_not_there_any_more():
+    (drawn, _), (again, where), other = drawn_twice(3, {"screen": 3}, {}, lost=0)
     assert len(drawn) > 3
     assert again == []
+    assert where["position"] == 3  # behind those that have completions
+    assert numbers(other.queue.partial) == [1, 2]
 
 
-def screened_round(sampler, asks, rights):
+def screened_round(sampler, requests, rights):
     """One round, of which so many of each prompt are right; a band from 0 to one half judges whole groups."""
-    rewards = [float(i < right) for ask, right in zip(asks, rights, strict=True) for i in range(ask.num)]
-    round_ = blank_round(names(asks), len(rewards), rewards, asks=asks)
-    for part in round_.by_size(sampler.rollout.rounds):
-        rewards_NG = part.rewards_BF.view(len(part.prompts), -1)
-        sampler.add_round(part, drop_reasons(rewards_NG, None, Criterion(max_accuracy=0.5)))
+    known = [request.group.num_received for request in requests]
+    rewards = [
+        float(i < right)
+        for request, right in zip(requests, rights, strict=True)
+        for i in range(request.num_completions)
+    ]
+    if any(request.group.state is not GroupState.IN_FLIGHT for request in requests):
+        raise AssertionError("these were not requested")
+    answer(sampler, requests, rewards)
+    sizes = {}
+    for request, num_known in zip(requests, known, strict=True):
+        sizes.setdefault((-num_known, request.group.num_received), []).append(request.group)
+    for (minus_known, size), groups in sorted(sizes.items(), key=lambda item: item[0]):
+        rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), size)
+        reasons = drop_reasons(rewards_NG, None, Criterion(max_accuracy=0.5))
+        sampler.decide(Decided(groups, reasons, -minus_known))
+
+
+def only(sampler, requests, num):
+    """The first of the requests; the others are cancelled."""
+    for request in requests[num:]:
+        request.group.move_to(GroupState.DROPPED, "left out")
+        del sampler.queue._groups[request.group.number]
+    return requests[:num]
 
 
 def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_the_end():
@@ -467,51 +560,52 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     takes, and two at 3 of 4, which it does not: half of what passes is accepted, so one of four of what is asked.
     """
     sampler = new(4, num_generations=4, screen=2)
-    screened_round(sampler, sampler.next_prompts()[:4], [1, 1, 0, 0])
-    assert (sampler.acceptance.num_accepted, sampler.acceptance.num_groups) == (2, 4)  # nothing else is known
-    screened_round(sampler, [ask for ask in sampler.next_prompts() if ask.first], [0, 2])
+    screened_round(sampler, only(sampler, sampler.next_requests(), 4), [1, 1, 0, 0])
+    assert (acceptance_of(sampler).num_accepted, acceptance_of(sampler).num_groups) == (2, 4)  # nothing else is known
+    requests = sampler.next_requests()
+    assert nums(requests)[:2] == [2, 2]
+    assert [one.is_first for one in requests[:3]] == [False, False, True]
+    screened_round(sampler, only(sampler, requests, 2), [0, 2])
     share = (0.95 + 1) / (0.95 + 2)  # one of two, beside one that stands for no band and fades
-    assert sampler.share_completed == pytest.approx(share)
-    before = sampler.acceptance.num_accepted
-    screened_round(sampler, sampler.next_prompts()[:3], [1, 1, 1])
-    assert sampler.acceptance.num_accepted == pytest.approx(0.95 * before + 3 * share)
-    # Three are half asked and three are missing: all three, and a third prompt for the one that will be dropped.
-    assert [ask.num for ask in sampler.next_prompts()][:3] == [2, 2, 2]
-    assert len(sampler.next_prompts()) > 3
+    assert sampler.selection.round_size.share_completed == pytest.approx(share)
+    before = acceptance_of(sampler).num_accepted
+    screened_round(sampler, only(sampler, sampler.next_requests(), 3), [1, 1, 1])
+    assert acceptance_of(sampler).num_accepted == pytest.approx(0.95 * before + 3 * share)
+    # Three are partial and three are missing: all three, and a third prompt for the one that will be dropped.
+    requests = sampler.next_requests()
+    assert nums(requests)[:3] == [2, 2, 2]
+    assert len(requests) > 3
 
 
 def test_the_share_that_a_band_accepts_of_what_is_partial_groups_is_known_after_a_resume():
     sampler = new(4, num_generations=4, screen=2)
-    screened_round(sampler, sampler.next_prompts()[:2], [1, 1])
-    screened_round(sampler, sampler.next_prompts()[:2], [2, 2])
-    assert sampler.share_completed == pytest.approx(0.95 / 2.95)  # none of two
-    state = saved(sampler)
-    assert resumed(state)[0].share_completed == sampler.share_completed
-    del state["acceptance"]["completed"]  # as an earlier version wrote it
-    assert resumed(state)[0].share_completed == 1
+    screened_round(sampler, only(sampler, sampler.next_requests(), 2), [1, 1])
+    screened_round(sampler, only(sampler, sampler.next_requests(), 2), [2, 2])
+    assert sampler.selection.round_size.share_completed == pytest.approx(0.95 / 2.95)  # none of two
+    again, _ = resumed(saved(sampler))
+    assert again.selection.round_size.share_completed == sampler.selection.round_size.share_completed
 
 
 @pytest.mark.parametrize(("screen", "new"), [("auto", [8]), (3, [3] * 4)])
 def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
     """Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: eight of one prompt, or 3 of four."""
-    half = {Group(0, i): Ask(str(i), {}, 3) for i in range(4)}
-    sampler = Sampler(stream(), target=8, num_generations=16, screen=screen, max_round_size=4, carries=True)
-    sampler.carry([], half)
-    sampler.begin()
-    assert [ask.num for ask in sampler.next_prompts()] == [13] * 4 + new
+    sampler = make(8, num_generations=16, screen=screen, max_round_size=4, carries=True)
+    let_wait(sampler, 4, num=3)
+    sampler.start_rollout()
+    assert nums(sampler.next_requests()) == [13] * 4 + new
 
 
 def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
     sampler = play(new(4, max_gen_batches=1.0), [YES, NO, NO, NO])  # 8 completions of 8
-    assert (sampler.next_prompts(), len(sampler.batch().train), sampler.num_short_rollouts) == ([], 1, 1)
+    assert (sampler.next_requests(), len(sampler.finish_rollout().train), sampler.num_short_rollouts) == ([], 1, 1)
     sampler = play(new(4, max_gen_batches=1.5), [NO] * 4)
-    assert len(sampler.next_prompts()) == 2  # 4 completions are left
-    assert play(sampler, [NO] * 2).next_prompts() == []  # no group was accepted, and the limit holds all the same
+    assert len(sampler.next_requests()) == 2  # 4 completions are left
+    assert play(sampler, [NO] * 2).next_requests() == []  # no group was accepted, and the limit holds all the same
     # Of 16 completions 6 are left, and 2, for less than a quarter of which no round is worth its price.
-    assert len(play(new(8, max_gen_batches=1.0), [NO] * 5).next_prompts()) == 3
-    assert play(new(8, max_gen_batches=1.0), [YES, *[NO] * 6]).next_prompts() == []
+    assert len(play(new(8, max_gen_batches=1.0), [NO] * 5).next_requests()) == 3
+    assert play(new(8, max_gen_batches=1.0), [YES, *[NO] * 6]).next_requests() == []
     # Three of each are asked first. Half pass, and 5 more of these are asked: 3 + 5 / 2 of 64 are 11 prompts.
-    assert len(learn(new(8, num_generations=8, max_gen_batches=1.0, screen=3), 50, 100).next_prompts()) == 11
+    assert len(learn(new(8, num_generations=8, max_gen_batches=1.0, screen=3), 50, 100).next_requests()) == 11
     assert new(10, num_generations=10, max_gen_batches=1.15).num_left == 115  # not 1.15 x 100 = 114.99999999999999
 
 
@@ -520,7 +614,6 @@ KINDS += [
     {"target": 1, "screen": "auto"},
     {"num_ranks": 32},
     {"screen": 3, "num_ranks": 16},
-    {**WHOLE, "num_ranks": 4},
 ]
 
 
@@ -528,25 +621,25 @@ KINDS += [
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, options):
     """Of 8 completions a group. Less than a quarter of a batch stays unasked where it is not full, or than a group."""
-    sampler = Sampler(stream(), num_generations=8, max_gen_batches=num_batches, **{"target": 8} | options)
-    batch, least, rng = sampler.target * 8, max(2 * sampler.target, 8 * sampler.multiple_of), random.Random(0)
-    for_equal_shares = 32 if sampler.num_ranks == 16 else 0  # of first few: kept free
+    sampler = make(num_generations=8, max_gen_batches=num_batches, **{"target": 8} | options)
+    multiple_of, num_ranks = sampler.selection.multiple_of, sampler.selection.num_ranks
+    batch, least, rng = sampler.target * 8, max(2 * sampler.target, 8 * multiple_of), random.Random(0)
+    for_equal_shares = 32 if num_ranks == 16 else 0  # of first completions: kept free
     for _ in range(15):
-        sampler.begin()
+        sampler.start_rollout()
         left = int(num_batches * batch)
-        while asks := sampler.next_prompts():
-            num = sum(ask.num for ask in asks)
-            assert (num <= left, num % sampler.num_ranks) == (True, 0)
-            assert not sampler.has_whole_groups or len(asks) % sampler.num_ranks == 0
+        while requests := sampler.next_requests():
+            num = sum(nums(requests))
+            assert (num <= left, num % num_ranks) == (True, 0)
             left -= num
-            screened_round(sampler, asks, [rng.random() < 0.3 for _ in asks])
+            screened_round(sampler, requests, [rng.random() < 0.3 for _ in requests])
         assert left < least + for_equal_shares or not sampler.rollout.shortfall
-        sampler.batch()
-        sampler.carry([])
-    for _ in range(100):
-        sampler.population.update(4, 8)
-    sampler.begin()
-    assert options != {"screen": "auto"} or {ask.num for ask in sampler.next_prompts()} == {8}  # whose rest was lost
+        sampler.finish_rollout()
+    if options == {"screen": "auto"}:
+        for _ in range(100):
+            population_of(sampler).update(4, 8)
+        sampler.start_rollout()
+        assert {*nums(sampler.next_requests())} == {8}  # whose rest was lost
 
 
 @pytest.mark.parametrize(("is_few", "least", "most"), [("", 8, 10), ("02468", 12, 14), ("0123456789", 16, 18)])
@@ -558,18 +651,18 @@ def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
 
     class Knows(PromptMemory):
         def pass_rate(self, prompt_id):
-            return (1e-3, 1e-3) if prompt_id[-1] in is_few else (500, 500)
+            return (1e-3, 1e-3) if prompt_id is None or prompt_id[-1] in is_few else (500, 500)
 
         def expected_acceptance(self, prompt_id, num_generations):
             return 0.99
 
-    sampler = Sampler(stream(), target=8, num_generations=16, screen="auto", carries=True, memory=Knows())
+    sampler = make(8, num_generations=16, screen="auto", carries=True, memory=Knows())
     for _ in range(100):
-        sampler.population.update(0, 16)
+        population_of(sampler).update(0, 16)
     learn(sampler, 99, 100)
-    sampler.promise.load_state_dict(sampler.acceptance.state_dict())
-    sampler.begin()
-    assert least <= len(sampler.next_prompts()) <= most
+    predicted_of(sampler).load_state_dict(acceptance_of(sampler).state_dict())
+    sampler.start_rollout()
+    assert least <= len(sampler.next_requests()) <= most
 
 
 # ---- Checkpoints ----
@@ -577,30 +670,30 @@ def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
 
 @pytest.fixture
 def state():
-    rows = Rows.from_generated(([[1]] * 4, [[2]] * 4, None, ["a"] * 4, None, {}, None, []), ["p"] * 4)
     sampler = new(4, carries=True)
-    sampler.next_prompts()
-    play(sampler, [YES] * 3 + [NO] * 5).batch()
-    sampler.carry([Round.of_groups(rows, torch.ones(4, 1), [1, 1])])
-    return sampler.state_dict(), sampler.carried_state_dict()
+    requests = sampler.next_requests()
+    answer(sampler, requests)
+    sampler.decide(Decided([request.group for request in requests], [YES] * 3 + [NO], 0))
+    play(sampler, [YES] * 3 + [NO] * 5).finish_rollout()  # six are accepted, and four train
+    return sampler.state_dict(), sampler.queue.state_dict()
 
 
 def test_a_resumed_sampler_goes_on_with_the_next_prompt_the_rate_and_what_it_carried(state):
     sampler, differs = resumed(*state)
     assert differs == {}
-    sampler.begin()
+    sampler.start_rollout()
     assert sampler.num_missing == 2
     assert sampler.stream.take(1)[0][0] == "4"
-    assert sampler.acceptance.num_accepted == 3
+    assert acceptance_of(sampler).num_accepted == pytest.approx(0.95 * 3 + 3)
 
 
 @pytest.mark.parametrize(
     ("name", "other"), [("seed", stream(seed=1)), ("dataset", stream(11_000))], ids=["seed", "dataset"]
 )
 def test_with_prompts_in_another_order_what_was_carried_is_left_behind(state, name, other):
-    sampler, differs = resumed(*state, stream=other)
+    sampler, differs = resumed(*state, prompts=other)
     assert list(differs) == [name]
-    sampler.begin()
+    sampler.start_rollout()
     assert sampler.num_missing == sampler.target
     assert sampler.stream.passes == 1
 
@@ -613,15 +706,15 @@ def streaming(texts):
 def of_a_stream():
     """A sampler that has drawn 4 prompts of a stream, and its state."""
     sampler = new(4, streaming("abcdefgh"), carries=True)
-    sampler.next_prompts()
+    decide_all(sampler, sampler.next_requests(), [NO] * 4)
     return sampler.state_dict()
 
 
 def test_another_stream_starts_a_fresh_pass_and_the_same_goes_on(of_a_stream):
-    same, differs = resumed(of_a_stream, stream=streaming("abcdefgh"))
+    same, differs = resumed(of_a_stream, prompts=streaming("abcdefgh"))
     assert differs == {}
     assert same.stream.take(1)[0][1] == {"prompt": "e"}
-    other, differs = resumed(of_a_stream, stream=streaming("abcdXfgh"))
+    other, differs = resumed(of_a_stream, prompts=streaming("abcdXfgh"))
     assert list(differs) == ["first_rows"]
     assert other.stream.take(1)[0][1] == {"prompt": "a"}
     assert other.passes == 1
@@ -631,20 +724,19 @@ def test_another_stream_starts_a_fresh_pass_and_the_same_goes_on(of_a_stream):
 
 def test_what_a_header_does_not_say_is_taken_to_fit(of_a_stream):
     for name in ("first_rows", "seed"):
-        del of_a_stream["header"][name]  # as an earlier version wrote it
-    other, differs = resumed(of_a_stream, stream=streaming("Xbcdefgh"))
+        del of_a_stream["header"][name]
+    other, differs = resumed(of_a_stream, prompts=streaming("Xbcdefgh"))
     assert differs == {}
     assert other.stream.take(1)[0][1] == {"prompt": "e"}
 
 
-@pytest.mark.parametrize("options", [{}, {"stream": stream(seed=1)}, {"stream": stream(11_000)}])
+@pytest.mark.parametrize("options", [{}, {"prompts": stream(seed=1)}, {"prompts": stream(11_000)}])
 def test_where_data_is_not_skipped_to_its_place_a_fresh_pass_begins_and_all_else_goes_on(state, options):
-    state[0]["ahead"] = {"num_prompts": 2, "skips": [], "step": 0}
-    sampler = Sampler(**{"stream": stream(), "target": 4, "num_generations": G, "carries": True, **options})
-    assert sampler.load_state_dict(*state, ignore_data_skip=True) == {}
-    assert sampler.in_flight == []
-    assert (sampler.passes, sampler.acceptance.num_accepted, sampler.num_rollouts) == (1, 3, 1)
-    sampler.begin()
+    sampler = make(**{"target": 4, "carries": True, **options})
+    assert sampler.load_state_dict(*state, ignore_data_skip=True) == ({}, 0)
+    assert sampler.queue.in_flight == []
+    assert (sampler.passes, acceptance_of(sampler).num_accepted, sampler.num_rollouts) == (1, pytest.approx(5.85), 1)
+    sampler.start_rollout()
     assert sampler.num_missing == 2  # two groups are carried
     assert sampler.stream.take(1)[0][0] == "0"
 
@@ -652,8 +744,8 @@ def test_where_data_is_not_skipped_to_its_place_a_fresh_pass_begins_and_all_else
 def test_a_stream_is_not_read_to_its_place_where_data_is_not_skipped(of_a_stream):
     rows = iter([{"prompt": text} for text in "ijklmnop"])  # it goes on, and cannot be read twice
     live = PromptStream(IterableDataset.from_generator(lambda: rows), seed=0)
-    sampler = Sampler(live, target=4, num_generations=G, carries=True)
-    assert sampler.load_state_dict(of_a_stream, None, ignore_data_skip=True) == {}
+    sampler = make(4, live, carries=True)
+    assert sampler.load_state_dict(of_a_stream, None, ignore_data_skip=True) == ({}, 0)
     assert sorted(example["prompt"] for _, example in live.take(8)) == list("ijklmnop")
     assert "first_rows" not in live.order()
 
@@ -661,7 +753,7 @@ def test_a_stream_is_not_read_to_its_place_where_data_is_not_skipped(of_a_stream
 def test_a_memory_that_the_checkpoint_lacks_starts_empty(state):
     sampler, differs = resumed(*state, memory=PromptMemory())
     assert differs == {}
-    assert sampler.state_dict()["memory"] == PromptMemory().state_dict()
+    assert sampler.state_dict()["policies"]["PromptMemory"] == PromptMemory().state_dict()
 
 
 # ---- One rollout ahead ----
@@ -669,88 +761,94 @@ def test_a_memory_that_the_checkpoint_lacks_starts_empty(state):
 
 def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
     sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
-    assert names(sampler.next_prompts()) == list("012345")
-    play(sampler, [YES] * 6)
-    sampler.carry([carried(2)])
-    sampler.draw_ahead()
-    assert names(sampler.in_flight) == ["6", "7", "8", "9", "10", "11"]
-    sampler.begin()
-    assert names(sampler.next_prompts()) == ["6", "7", "8", "9", "10", "11"]
-    play(sampler, [YES] + [NO] * 5)
-    assert names(sampler.next_prompts()) == ["12", "13", "14", "15", "16", "17"]  # a second round is drawn now
+    requests = sampler.next_requests()
+    assert names(requests) == list("012345")
+    decide_all(sampler, requests, [YES] * 6)
+    assert len(sampler.finish_rollout().carried) == 2
+    sampler.request_ahead()
+    assert names(sampler.queue.in_flight) == ["6", "7", "8", "9", "10", "11"]
+    sampler.start_rollout()
+    requests = sampler.next_requests()
+    assert names(requests) == ["6", "7", "8", "9", "10", "11"]
+    decide_all(sampler, requests, [YES] + [NO] * 5)
+    assert names(sampler.next_requests()) == ["12", "13", "14", "15", "16", "17"]  # a second round is drawn now
 
 
-def test_a_round_asks_for_the_first_few_of_the_next_batch_where_it_may_carry_them():
+def test_a_round_asks_for_the_first_few_of_the_next_batch_if_it_may_carry_them():
     options = {"num_generations": 4, "carries": True, "screen": 1}
     others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"ahead": 2}
-    assert [len(new(4, **options | other).next_prompts()) for other in others] == [8, 4, 4, 4, 4]
+    assert [len(new(4, **options | other).next_requests()) for other in others] == [8, 4, 4, 4, 4]
     sampler = new(4, **options)
-    assert sampler._draw(partial_groups(sampler.stream, 5, num=1), 0, math.inf) == []  # five of them are known
+    let_wait(sampler, 5, num=1)
+    assert sampler.selection.next_round(0, math.inf) == []  # five of them are known
 
 
-def test_of_two_rollouts_what_is_partial_groups_is_so_much_less_to_draw():
+def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
     sampler = learn(new(32, num_generations=4, carries=True, screen=1, ahead=2), 500, 1000)
-    half = partial_groups(sampler.stream, 16, num=1)
-    sampler.batch()
-    sampler.carry([Round.of_groups(Rows.empty(), torch.zeros(16, 1), [1] * 16)], half)
-    sampler.draw_ahead()
-    assert sum(ask.first is None for ask in sampler.in_flight) == sampler.acceptance.at_most(2 * 32 - 16)
+    sampler.finish_rollout()
+    let_wait(sampler, 16, num=1, staleness=1)
+    sampler.request_ahead()
+    num_new = sum(request.is_first for request in sampler.queue.in_flight)
+    assert num_new == acceptance_of(sampler).at_most(2 * 32 - 16)
 
 
 def test_a_draw_ahead_counts_on_what_is_carried():
-    sampler, alone = (learn(new(512, carries=True, ahead=1), 500, 1000) for _ in range(2))
-    sampler.carry([carried(256)])
-    alone.carry([])
-    sampler.draw_ahead()
-    alone.draw_ahead()
-    assert len(sampler.in_flight) < 0.6 * len(alone.in_flight)
-    full = new(512, carries=True, ahead=1)
-    full.carry([carried(512)])
-    full.draw_ahead()
-    assert full.in_flight == []
-    first = Sampler(stream(), target=4, num_generations=G, ahead=1)
-    first.draw_ahead()
-    assert len(first.in_flight) == 4
+    sampler, alone = (learn(make(512, carries=True, ahead=1), 500, 1000) for _ in range(2))
+    let_wait(sampler, 256)
+    sampler.request_ahead()
+    alone.request_ahead()
+    assert len(sampler.queue.in_flight) < 0.6 * len(alone.queue.in_flight)
+    full = make(512, carries=True, ahead=1)
+    let_wait(full, 512)
+    full.request_ahead()
+    assert full.queue.in_flight == []
+    first = make(4, ahead=1)
+    first.request_ahead()
+    assert len(first.queue.in_flight) == 4
 
 
 def test_no_group_trains_that_is_older_than_two_rollouts():
-    assert len(carrying(carried(4, age=2)).batch().train) == 4
+    assert len(carrying(4, staleness=2).finish_rollout().train) == 4
     with pytest.raises(RuntimeError, match=r"3 rollouts old.*2"):
-        carrying(carried(4, age=3)).batch()
+        carrying(4, staleness=3).finish_rollout()
 
 
-def test_what_is_partial_groups_is_given_up_once_its_first_few_are_two_rollouts_old():
-    sampler, blank_B = new(4, carries=True, screen=1), torch.zeros(2)
-    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], partial_groups(sampler.stream, 2, num=1))
-    sampler.begin()
-    assert sampler.batch().half == [Group(0, 1)]
+def test_partial_groups_are_given_up_once_their_first_completions_are_two_rollouts_old():
+    sampler = make(4, carries=True, screen=1)
+    let_wait(sampler, 1, staleness=2, num=1)
+    let_wait(sampler, 1, staleness=1, num=1, place=1)
+    sampler.start_rollout()
+    batch = sampler.finish_rollout()
+    assert (numbers(batch.given_up), numbers(batch.partial)) == ([0], [1])
 
 
 def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
-    play(sampler, [YES] * 6)
-    sampler.carry([])
-    sampler.draw_ahead()
-    drawn, state = sampler.in_flight, saved(sampler)
-    other, differs = resumed(state, batch_multiplier=1.5)
+    decide_all(sampler, sampler.next_requests(), [YES] * 4 + [NO] * 2)
+    sampler.finish_rollout()
+    sampler.request_ahead()
+    drawn, state, queue = facts(sampler.queue.in_flight), saved(sampler), sampler.queue.state_dict()
+    other, differs = resumed(state, queue, batch_multiplier=1.5)
     assert differs == {}
-    other.begin()
-    assert other.next_prompts() == drawn
+    assert (saved(other), other.queue.state_dict()) == (state, queue)
+    other.ahead = 1
+    other.start_rollout()
+    assert facts(other.next_requests()) == drawn
     assert other.stream.state_dict() == sampler.stream.state_dict()
-    assert saved(resumed(state)[0]) == state
-    other.load_state_dict(state, None, ignore_data_skip=True)  # goes on behind them
-    assert other.in_flight == []
+    other.load_state_dict(state, queue, ignore_data_skip=True)  # continues behind them
+    assert other.queue.in_flight == []
 
 
-def test_a_checkpoint_keeps_of_what_is_partial_groups_as_much_as_was_asked_ahead():
+def test_a_checkpoint_keeps_of_partial_groups_as_much_as_was_requested_ahead():
     options = {"carries": True, "ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
-    sampler, blank_B = new(4, **options), torch.zeros(3)
-    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], partial_groups(sampler.stream, 3, num=1))
-    sampler.draw_ahead()
-    asked = sampler.in_flight
-    assert names(asked)[:2] == ["0", "1"]  # a round has room for the rest of two
-    again, _ = resumed(saved(sampler), sampler.carried_state_dict(), **options)
-    assert again.in_flight == asked
+    sampler = make(4, **options)
+    sampler.stream.take(3)
+    let_wait(sampler, 3, num=1)
+    sampler.request_ahead()
+    assert names(sampler.queue.in_flight)[:2] == ["0", "1"]  # a round has room for the rest of two
+    again, _ = resumed(saved(sampler), sampler.queue.state_dict(), **options)
+    assert facts(again.queue.in_flight) == facts(sampler.queue.in_flight)
+    assert numbers(again.queue.partial) == numbers(sampler.queue.partial) == [2]
 
 
 def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice():
@@ -762,19 +860,28 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
             self.skipped += [0.5] * (skips := int(prompt_id) % 2 == 0)
             return skips
 
-    sampler = new(2, carries=True, batch_multiplier=1.0, ahead=1, memory=SkipsEven(seed=0))
+    memory = SkipsEven(seed=0)
+    sampler = new(2, carries=True, batch_multiplier=1.0, ahead=1, memory=memory)
     play(sampler, [YES] * 2, [(1, 2)] * 2)
-    sampler.carry([])
+    sampler.finish_rollout()
     assert sampler.skipped == []
-    sampler.draw_ahead()
-    assert names(sampler.in_flight) == ["1", "3"]
-    other, _ = resumed(sampler.state_dict(), target=2, batch_multiplier=1.0, memory=SkipsEven(seed=0))
-    assert other.memory.asked == 0
+    sampler.request_ahead()
+    assert names(sampler.queue.in_flight) == ["1", "3"]
+    of_other = SkipsEven(seed=0)
+    other, _ = resumed(
+        sampler.state_dict(),
+        sampler.queue.state_dict(),
+        target=2,
+        batch_multiplier=1.0,
+        ahead=1,
+        memory=of_other,
+    )
+    assert of_other.asked == 0
     assert len(sampler.skipped) == 2  # prompts 0 and 2
     for either in (sampler, other):
-        either.begin()
+        either.start_rollout()
         assert either.skipped == []
-        assert names(either.next_prompts()) == ["1", "3"]
+        assert names(either.next_requests()) == ["1", "3"]
 
 
 # ---- Two rollouts ahead ----
@@ -786,18 +893,17 @@ def two_ahead(monkeypatch, **options):
     return new(4, carries=True, ahead=2, **options)
 
 
-def play_asked(sampler, reasons, asks=None):
-    """A round of what the sampler asks for; returns its prompts."""
-    asks = sampler.next_prompts() if asks is None else asks
-    ages = [sampler.rollout.number - ask.rollout for ask in asks]
-    if asks:
-        sampler.add_round(blank_round(names(asks), len(asks) * G, ages=ages, asks=asks), reasons[: len(asks)])
-    return names(asks)
+def play_requests(sampler, reasons, requests=None):
+    """A round of what the sampler requests; returns its prompts."""
+    requests = sampler.next_requests() if requests is None else requests
+    if requests:
+        decide_all(sampler, requests, reasons[: len(requests)])
+    return names(requests)
 
 
 def end_rollout(sampler):
-    batch = carry_on(sampler)
-    sampler.draw_ahead()
+    batch = sampler.finish_rollout()
+    sampler.request_ahead()
     return batch
 
 
@@ -805,26 +911,26 @@ def test_groups_train_in_the_order_in_which_they_were_asked_for_two_rollouts_aft
     """Four groups a rollout: at its start twelve are in flight, and its update leaves eight."""
     sampler = two_ahead(monkeypatch)
     for number in range(5):
-        sampler.draw_ahead()
-        assert names(sampler.in_flight) == [str(4 * number + i) for i in range(12)]
-        assert play_asked(sampler, [YES] * 4) == [str(4 * number + i) for i in range(4)]
-        sampler.draw_ahead()
-        assert sampler.next_prompts() == []
+        sampler.request_ahead()
+        assert names(sampler.queue.in_flight) == [str(4 * number + i) for i in range(12)]
+        assert play_requests(sampler, [YES] * 4) == [str(4 * number + i) for i in range(4)]
+        sampler.request_ahead()
+        assert sampler.next_requests() == []
         batch = end_rollout(sampler)
-        assert len(sampler.in_flight) == 8
-        assert select_ages(sampler.rollout.rounds, batch.train) == [min(number, 2)] * 4
-        sampler.begin(number + 1)
+        assert len(sampler.queue.in_flight) == 8
+        assert [group.staleness(number) for group in batch.train] == [min(number, 2)] * 4
+        sampler.start_rollout(number + 1)
 
 
 def test_where_groups_are_dropped_no_more_is_taken_in_than_is_missing_and_as_many_are_asked_for(monkeypatch):
     sampler = two_ahead(monkeypatch)
-    sampler.draw_ahead()
-    assert play_asked(sampler, [YES, NO, YES, NO]) == list("0123")
-    sampler.draw_ahead()  # two are missing, and eight of later rollouts: two more than are in flight
-    assert names(sampler.in_flight) == [str(i) for i in range(4, 14)]
-    assert play_asked(sampler, [NO, YES]) == ["4", "5"]
-    assert play_asked(sampler, [YES]) == ["6"]
-    assert sampler.next_prompts() == []
+    sampler.request_ahead()
+    assert play_requests(sampler, [YES, NO, YES, NO]) == list("0123")
+    sampler.request_ahead()  # two are missing, and eight of later rollouts: two more than are in flight
+    assert names(sampler.queue.in_flight) == [str(i) for i in range(4, 14)]
+    assert play_requests(sampler, [NO, YES]) == ["4", "5"]
+    assert play_requests(sampler, [YES]) == ["6"]
+    assert sampler.next_requests() == []
     assert sampler.rollout.num_rounds == 3  # of this rollout's own policy
 
 
@@ -832,86 +938,86 @@ def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatc
     """Fourteen are asked for and taken in at once, and all are accepted: four train, and four in the next rollout."""
     sampler = two_ahead(monkeypatch)
     monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: 14)
-    sampler.draw_ahead()
-    assert len(play_asked(sampler, [YES] * 14)) == 14
+    sampler.request_ahead()
+    assert len(play_requests(sampler, [YES] * 14)) == 14
     batch = end_rollout(sampler)
-    assert len(batch.train) == len(batch.carry) == 4  # no more than one rollout can train
+    assert len(batch.train) == len(batch.carried) == 4  # no more than one rollout can train
     assert rollout_log(sampler, batch, ["right"], torch.ones(1), {})["overlap/overflow"] == 6.0
 
 
 def test_nothing_is_asked_for_that_no_rollout_would_train(monkeypatch):
     sampler = two_ahead(monkeypatch)
-    sampler.draw_ahead(1)
-    assert len(sampler.in_flight) == 8
-    play_asked(sampler, [YES] * 4)
-    sampler.draw_ahead(0)
-    assert len(sampler.in_flight) == 4
+    sampler.request_ahead(1)
+    assert len(sampler.queue.in_flight) == 8
+    play_requests(sampler, [YES] * 4)
+    sampler.request_ahead(0)
+    assert len(sampler.queue.in_flight) == 4
 
 
 @pytest.mark.parametrize("num_ranks", [4, 6])
 def test_the_ranks_have_equal_shares_of_whatever_is_taken_in(monkeypatch, num_ranks):
     sampler = two_ahead(monkeypatch, num_ranks=num_ranks)
-    sampler.draw_ahead()
+    sampler.request_ahead()
     for _ in range(4):
-        while asks := sampler.next_prompts():
-            assert sum(ask.num for ask in asks) % num_ranks == 0
-            play_asked(sampler, [YES, NO, NO] * 20, asks)
-            sampler.draw_ahead()
+        while requests := sampler.next_requests():
+            assert sum(nums(requests)) % num_ranks == 0
+            play_requests(sampler, [YES, NO, NO] * 20, requests)
+            sampler.request_ahead()
         end_rollout(sampler)
-        sampler.begin()
+        sampler.start_rollout()
 
 
 def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_next_rollouts_policy(monkeypatch):
     sampler = two_ahead(monkeypatch)
-    sampler.draw_ahead()
-    play_asked(sampler, [YES] * 4)
+    sampler.request_ahead()
+    play_requests(sampler, [YES] * 4)
     end_rollout(sampler)
-    again, differs = resumed(saved(sampler), ahead=2)
+    again, differs = resumed(saved(sampler), sampler.queue.state_dict(), ahead=2)
     assert differs == {}
-    assert again.in_flight == sampler.in_flight
+    assert facts(again.queue.in_flight) == facts(sampler.queue.in_flight)
     assert again.passes == sampler.passes == 4 / 10_000
-    again.in_flight.lost = {(0, 5), (0, 6)}
-    again.begin(7)
-    when = {ask.name: (ask.rollout, ask.step, ask.due) for ask in again.in_flight}
+    again.unanswered = {5, 6}
+    again.start_rollout(7)
+    when = {one.group.name: (one.policy_rollout, one.policy_step, one.expires_at) for one in again.queue.in_flight}
     assert when["4"] == (0, 0, 2)
     assert when["5"] == when["6"] == (1, 7, 3)
-    assert names(again.in_flight) == [str(i) for i in range(4, 12)]
+    assert names(again.queue.in_flight) == [str(i) for i in range(4, 12)]
 
 
 def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
     sampler = two_ahead(monkeypatch)
-    sampler.draw_ahead()
-    play_asked(sampler, [YES] * 4)
+    sampler.request_ahead()
+    play_requests(sampler, [YES] * 4)
     end_rollout(sampler)
-    sampler.begin(1)
-    sampler.draw_ahead()
-    assert play_asked(sampler, [NO] * 4) == ["4", "5", "6", "7"]
-    assert play_asked(sampler, [YES, YES, NO, NO]) == ["8", "9", "10", "11"]  # no more than were missing each time
+    sampler.start_rollout(1)
+    sampler.request_ahead()
+    assert play_requests(sampler, [NO] * 4) == ["4", "5", "6", "7"]
+    assert play_requests(sampler, [YES, YES, NO, NO]) == ["8", "9", "10", "11"]  # no more than were missing each time
     assert (sampler.rollout.num_rounds, sampler.num_missing) == (1, 2)
 
 
 def test_of_what_is_in_flight_a_rollout_takes_in_no_more_than_it_may_sample(monkeypatch):
     """Batches of four groups, and no more than six groups a rollout: six are in flight, of which four fill none."""
     sampler = two_ahead(monkeypatch, max_gen_batches=1.5)
-    sampler.draw_ahead()
-    assert len(sampler.in_flight) == 6
-    assert play_asked(sampler, [NO] * 4) == ["0", "1", "2", "3"]
-    sampler.draw_ahead()
-    assert len(sampler.in_flight) == 6
-    assert play_asked(sampler, [NO] * 2) == ["4", "5"]
-    assert (sampler.next_prompts(), sampler.num_missing) == ([], 4)
+    sampler.request_ahead()
+    assert len(sampler.queue.in_flight) == 6
+    assert play_requests(sampler, [NO] * 4) == ["0", "1", "2", "3"]
+    sampler.request_ahead()
+    assert len(sampler.queue.in_flight) == 6
+    assert play_requests(sampler, [NO] * 2) == ["4", "5"]
+    assert (sampler.next_requests(), sampler.num_missing) == ([], 4)
 
 
 def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fill_the_batch(monkeypatch):
     sampler = two_ahead(monkeypatch)
-    sampler.draw_ahead()
-    sampler.carry([carried(4)])  # as if this rollout had found twice as many, and taken none of these
-    sampler.begin(1)
-    sampler.begin(2)
+    sampler.request_ahead()
+    let_wait(sampler, 4, place=100)  # as if this rollout had found twice as many, and taken none of these
+    sampler.start_rollout(1)
+    sampler.start_rollout(2)
     assert sampler.num_missing == 0
-    assert play_asked(sampler, [YES] * 12) == [str(i) for i in range(12)]  # asked in rollout 0, and due in 2
-    assert sampler.next_prompts() == []
-    assert sampler.batch().carry == []  # they would be three rollouts old
+    assert play_requests(sampler, [YES] * 12) == [str(i) for i in range(12)]  # asked in rollout 0, and due in 2
+    assert sampler.next_requests() == []
+    assert sampler.finish_rollout().carried == []  # they would be three rollouts old
 
 
 # ---- The limit, several processes and a screen ----
@@ -926,9 +1032,8 @@ def test_near_the_limit_the_share_that_makes_ranks_equal_is_no_reason_to_sample_
     limit, num_generations, num_ranks, target, screen
 ):
     """Each rollout samples at least three quarters of a batch, and never more than its limit."""
-    sampler = Sampler(
-        stream(),
-        target=target,
+    sampler = make(
+        target,
         num_generations=num_generations,
         num_ranks=num_ranks,
         screen=screen,
@@ -937,11 +1042,12 @@ def test_near_the_limit_the_share_that_makes_ranks_equal_is_no_reason_to_sample_
     )
     rng, batch = random.Random(0), target * num_generations
     for _ in range(12):
-        sampler.begin()
-        while asks := sampler.next_prompts():
-            assert sum(ask.num for ask in asks) % num_ranks == 0
-            screened_round(sampler, asks, [rng.random() < 0.5 for _ in asks])
+        sampler.start_rollout()
+        while requests := sampler.next_requests():
+            assert sum(nums(requests)) % num_ranks == 0
+            screened_round(sampler, requests, [rng.random() < 0.5 for _ in requests])
         num_sampled = sampler.rollout.num_completions
         assert 0.75 * batch <= num_sampled <= limit * batch
-        sampler.batch()
-        sampler.carry([])
+        sampler.finish_rollout()
+        for group in [*sampler.queue.accepted, *sampler.queue.partial]:
+            sampler.queue.drop([group], "left out")
