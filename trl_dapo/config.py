@@ -113,9 +113,6 @@ class DAPOConfig(GRPOConfig):
             `trl-dapo train` then exits with status 3. `0` never stops. Without a limit
             (`dynamic_sampling_max_gen_batches=0`) a rollout ends, and the run with it, after 10 times as many batches
             of completions in a row without an accepted group.
-        max_passes (`float`, *optional*):
-            The run ends after so many passes over the dataset, or at `max_steps`. An epoch of `num_train_epochs` may
-            take several passes, since dropped groups are replaced. The learning rate's schedule stays the same.
         max_tokens_generated (`int`, *optional*):
             The run ends after so many generated tokens, dropped groups included, and trains on the last rollout first.
         dynamic_sampling_rewards (`list[str]`, *optional*):
@@ -241,7 +238,6 @@ class DAPOConfig(GRPOConfig):
     dynamic_sampling_max_gen_batches: float = 10.0
     dynamic_sampling_on_exhausted: str = field(default="top_up", metadata=_choices("dynamic_sampling_on_exhausted"))
     dynamic_sampling_stop_after: int = 20
-    max_passes: float | None = None
     max_tokens_generated: int | None = None
     dynamic_sampling_rewards: list[str] | None = None
     dynamic_sampling_min_accuracy: float = 0.0

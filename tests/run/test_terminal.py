@@ -401,8 +401,9 @@ def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_t
 def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_place_of_others(tmp_path):
     line = terminal.describe_passes(tiny_config(tmp_path, max_steps=-1, num_train_epochs=2), 1500)
     assert line.startswith("`num_train_epochs=2` is 1,500 optimizer steps.")
-    assert "`max_passes=2` ends the run by passes" in line
-    for settings in ({"max_steps": 7}, {"max_passes": 2.0}, {"dynamic_sampling_mode": "mask"}):
+    assert "may take more passes over the dataset" in line
+    assert "Set `max_steps` or `max_tokens_generated`" in line
+    for settings in ({"max_steps": 7}, {"use_dynamic_sampling": False}, {"dynamic_sampling_mode": "mask"}):
         assert terminal.describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
 
 

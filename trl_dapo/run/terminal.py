@@ -326,14 +326,14 @@ def summarize(
 
 
 def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
-    """What `num_train_epochs` does not mean, in one line; `None` where it does not apply."""
+    """Say in one line that epochs are counted in optimizer steps; `None` if that makes no difference to the run."""
     resamples = args.use_dynamic_sampling and args.dynamic_sampling_mode != "mask"
-    if args.max_steps > 0 or args.max_passes is not None or not resamples:
+    if args.max_steps > 0 or not resamples:
         return None
     return (
-        f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Prompts sampled in place of "
-        "dropped groups may make further passes over the dataset (`dynamic_sampling/passes`): `max_passes="
-        f"{args.num_train_epochs:g}` ends the run by passes."
+        f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Dropped groups are replaced, "
+        "so these steps may take more passes over the dataset (`dynamic_sampling/passes`). Set `max_steps` or "
+        "`max_tokens_generated` to end the run earlier."
     )
 
 

@@ -96,7 +96,6 @@ RANGES = {
     "dynamic_sampling_accuracy_threshold": ANY,
     "batch_multiplier": POSITIVE_OR_NONE,
     "min_replace_ratio": SHARE,
-    "max_passes": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
     "max_tokens_generated": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
     "log_groups": Range(0, is_whole=True, hint="0 keeps no text."),
     # Loss

@@ -122,11 +122,6 @@ def _ruled_out(where: Callable[[SimpleNamespace], Any], said: str, name: str, *h
     return Rule(lambda s: where(s) and getattr(s, name) not in harmless, f"`{name}={{{name}!r}}` {said}", **facts)
 
 
-_counted_by_sampling = partial(
-    _ruled_out,
-    lambda s: not s.use_dynamic_sampling,
-    "is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. Set `max_steps` in its place.",
-)
 _idle_with_mask = partial(
     _ruled_out,
     lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask",
@@ -242,8 +237,11 @@ RULES: tuple[Rule, ...] = (
         "for all but the length penalty.",
     ),
     # ---- How prompts are sampled ----
-    _counted_by_sampling("max_passes", None),
-    _counted_by_sampling("max_tokens_generated", None),
+    Rule(
+        lambda s: not s.use_dynamic_sampling and s.max_tokens_generated is not None,
+        "`max_tokens_generated={max_tokens_generated}` is counted by dynamic sampling, which "
+        "`use_dynamic_sampling=False` turns off. Set `max_steps` instead.",
+    ),
     _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
     _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
     _idle_with_mask("dynamic_sampling_max_gen_batches", DEFAULT_MAX_GEN_BATCHES, 1),
