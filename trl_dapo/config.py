@@ -200,9 +200,6 @@ class DAPOConfig(GRPOConfig):
         skip_preflight (`bool`, *optional*, defaults to `False`):
             Before a run each reward function is called on made-up completions: once, or with `dynamic_sampling_screen`
             or several processes some twelve times, to see whether it compares them. `True` leaves this out.
-        logging_style (`str`, *optional*, defaults to `"table"`):
-            What is printed at each logging step: `"table"` is a line of the most telling metrics, `"full"` all of
-            them. `log_history.jsonl` and the trackers get all either way.
 
         > Logging
 
@@ -260,7 +257,6 @@ class DAPOConfig(GRPOConfig):
     eval_top_p: float | None = None
     eval_top_k: int | None = None
     skip_preflight: bool = False
-    logging_style: str = field(default="table", metadata=_choices("logging_style"))
     log_groups: int = 4
 
     def __post_init__(self) -> None:

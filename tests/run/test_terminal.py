@@ -475,14 +475,6 @@ def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path
     assert not any("it/s" in line or "FutureWarning" in line for line in lines)
 
 
-def test_the_full_dictionary_comes_back_when_asked_for(made, capsys):
-    made(max_steps=2, logging_style="full").train()
-    lines = capsys.readouterr().out.splitlines()
-    assert sum("'dynamic_sampling/acceptance_rate'" in line for line in lines) == 2
-    assert HEADER not in lines
-    assert any(line.startswith("Ended:") for line in lines)
-
-
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 

@@ -420,12 +420,6 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        if self._args.logging_style == "full":
-            if self.training_bar is not None:
-                super().on_log(args, state, control, logs, **kwargs)
-            else:
-                PrinterCallback.on_log(self, args, state, control, logs, **kwargs)
-            return
         logs = logs or {}
         entry = {**logs, "step": state.global_step}
         if (line := format_evaluation(entry)) is not None:

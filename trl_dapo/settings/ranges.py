@@ -116,7 +116,6 @@ CHOICES: dict[str, tuple] = {
     "dynamic_sampling_mode": ("filter", "paper", "replace", "mask"),
     "dynamic_sampling_surplus": (None, "discard", "carry"),
     "rollouts_ahead": (0, 1, 2),
-    "logging_style": ("table", "full"),
     "vllm_lora_sync": (None, "adapter", "merge"),
     "vllm_mode": ("colocate", "server"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
