@@ -195,12 +195,6 @@ class DAPOConfig(GRPOConfig):
         eval_top_k (`int`, *optional*):
             Number of tokens that evaluation samples from. Defaults to `top_k`.
 
-        > What a run checks and says
-
-        skip_preflight (`bool`, *optional*, defaults to `False`):
-            Before a run each reward function is called on made-up completions: once, or with `dynamic_sampling_screen`
-            or several processes some twelve times, to see whether it compares them. `True` leaves this out.
-
         > Logging
 
         log_groups (`int`, *optional*, defaults to `4`):
@@ -256,7 +250,6 @@ class DAPOConfig(GRPOConfig):
     eval_temperature: float | None = None
     eval_top_p: float | None = None
     eval_top_k: int | None = None
-    skip_preflight: bool = False
     log_groups: int = 4
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from datasets import Dataset, Features, Image, IterableDataset, Value
 from helpers import (
+    is_dummy,
     launch,
     make_trainer,
     mixed_unless_multiple_of_3,
@@ -494,10 +495,11 @@ def test_what_is_half_asked_is_kept_whatever_its_columns_hold(tiny_model, tmp_pa
         seen = []
 
         def vowels(prompts, completions, on, **kwargs):
-            seen.extend((prompt, repr(value)) for prompt, value in zip(prompts, on, strict=True))
+            if not is_dummy(completions[0]):
+                seen.extend((prompt, repr(value)) for prompt, value in zip(prompts, on, strict=True))
             return jobs.vowels(completions)
 
-        args = tiny_config(folder, skip_preflight=True, max_steps=4, **HALF)
+        args = tiny_config(folder, max_steps=4, **HALF)
         trainer = DAPOTrainer(tiny_model, vowels, args, train_dataset=dataset())
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer, seen

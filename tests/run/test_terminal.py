@@ -442,7 +442,7 @@ def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
     def unsure(completions, **kwargs):
         return [None] * len(completions)
 
-    trainer = made(unsure, dynamic_sampling_max_gen_batches=1, skip_preflight=True)
+    trainer = made(unsure, dynamic_sampling_max_gen_batches=1, dynamic_sampling_screen="off")
     trainer.train()
     (entry, _) = trainer.state.log_history
     assert [name for name, value in entry.items() if value is None] == []

@@ -87,18 +87,14 @@ class Preflight(TrainerCallback):
             ) from error
         for warning in filter(None, warnings if state.is_main_process else ()):
             logger.warning(warning)
-        if not self.args.skip_preflight:
-            self._tried_on = examples
+        self._tried_on = examples
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Has the reward functions score the examples; one that cannot is refused, on every rank."""
         found, unsure = self._try_rewards() if self._tried_on else (None, self.reward_names)
         if found is not None and self._screen is not None:
             if not self.choice.may_leave_out_screen:
-                raise SetupError(
-                    f"{self._apart}, but {found}. Leave it out, or score each completion on its own; "
-                    "`skip_preflight=True` leaves this check out."
-                )
+                raise SetupError(f"{self._apart}, but {found}. Leave it out, or score each completion on its own.")
             self.choice.leave_out_screen(f"{self._apart}, but {found}")
         elif unsure and self._screen is not None:
             names = ", ".join(map(repr, unsure))
@@ -178,10 +174,12 @@ class Preflight(TrainerCallback):
         try:
             return score, score(slice(None))
         except Exception as error:
-            hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' * conversational
+            hint = "Make it return a number for each completion, or `None` for one that it cannot score."
+            if conversational:
+                hint = 'A completion is a list of messages, and its text is `completion[0]["content"]`. ' + hint
             raise SetupError(
                 f"{str(error).rstrip('.')}. It was called for an example with {len(texts)} completions "
-                f"{completions[0]!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
+                f"{completions[0]!r}, before anything was generated. {hint}"
             ) from error
 
 

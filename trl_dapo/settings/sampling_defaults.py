@@ -44,10 +44,10 @@ def why_not_screened(settings: Any, has_tools: bool, on_cpu: bool) -> str | None
         return (
             "`dynamic_sampling_screen` takes more rounds, and without vLLM each is as long as its longest completion"
         )
-    if settings.skip_preflight or has_tools:
+    if has_tools:
         return (
-            "`dynamic_sampling_screen` scores the first few completions of a group apart, and without the preflight "
-            "nothing can tell whether a reward function compares them"
+            "`dynamic_sampling_screen` scores the first few completions of a group apart, and with tools or "
+            "environments nothing can tell whether a reward function compares them"
         )
     return None
 
