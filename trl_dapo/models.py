@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # What the cost of attention depends on.
 _COST_FIELDS = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
-    *("intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
-    *("n_shared_experts", "shared_expert_intermediate_size"),
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
 )
 # Layers in which every token sees its whole row; `hybrid` ones join attention and a state.
 SEE_THEIR_ROW = ("full_attention", "hybrid")

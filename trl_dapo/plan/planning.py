@@ -251,7 +251,10 @@ PUBLISHED = {
 # What `tiny_model: true` makes.
 TINY = _sizes(
     {**_QWEN3, "vocab_size": 258, "head_dim": 16, "num_key_value_heads": 2, "tie_word_embeddings": False},
-    *(64, 128, 2, 4),
+    64,
+    128,
+    2,
+    4,
 )
 # Families whose weights `ModelShape` counts itself, which takes a moment; others are built on the meta device.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")

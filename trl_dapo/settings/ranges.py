@@ -140,7 +140,8 @@ def read_choice(name: str, value: Any) -> Any:
 def check_value(name: str, value: Any, allowed: Range) -> None:
     """Refuses what a setting may not be, with the value and what may be."""
     if value not in allowed:
-        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
+        hint = f" {allowed.hint}" if allowed.hint else ""
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{hint}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable) -> None:

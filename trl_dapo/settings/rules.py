@@ -109,8 +109,11 @@ def _why_no_kwarg(s: SimpleNamespace) -> str | None:
 
 def off_the_policy(s: Any) -> dict[str, str]:
     """What moves an engine's distribution off the policy's: settings with their values, and the way out of each."""
-    given = {name: value for name, same in OF_THE_POLICY.items() if (value := getattr(s, name)) not in same}
-    moved = {f"`{name}={value!r}`": f"`{name}={OF_THE_POLICY[name][0]}`" for name, value in given.items()}
+    moved = {}
+    for name, same in OF_THE_POLICY.items():
+        value = getattr(s, name)
+        if value not in same:
+            moved[f"`{name}={value!r}`"] = f"`{name}={same[0]}`"
     for name, value in _generation_kwargs(s).items():
         if name not in LEAVES_THE_DISTRIBUTION and value not in OF_THE_POLICY.get(name, ()):
             moved[f"`generation_kwargs['{name}']={value!r}`"] = f"no `generation_kwargs['{name}']`"
@@ -254,12 +257,15 @@ RULES: tuple[Rule, ...] = (
     _ruled_out(
         lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode != "replace",
         "has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`. Set `dynamic_sampling_mode='replace'`.",
-        *("min_replace_ratio", DEFAULT_REPLACE_RATIO),
+        "min_replace_ratio",
+        DEFAULT_REPLACE_RATIO,
     ),
     _ruled_out(
         lambda s: s.use_dynamic_sampling and s.num_generations == 2,
         "has no effect with `num_generations=2`: a group of two has no first few. Leave it out.",
-        *("dynamic_sampling_screen", None, "off"),
+        "dynamic_sampling_screen",
+        None,
+        "off",
     ),
     Rule(
         lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
