@@ -395,7 +395,11 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
             "for problems that this package reads. Leave out one of them."
         )
     rewards = [] if others else _reward_funcs(launch_args)
-    return bool(launch_args.dataset_name and (said or (rewards and read_math_problems(rewards))))
+    if not launch_args.dataset_name:
+        return False
+    if said:
+        return True
+    return bool(rewards) and read_math_problems(rewards)
 
 
 def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:

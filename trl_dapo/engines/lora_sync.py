@@ -289,7 +289,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         all_prompts, all_images = [prompt for prompt, _ in rows], [image for _, image in rows]
         (whole,) = broadcast_object_list([super().generate(all_prompts, all_images, num_generations, profiler)])
         first = sum(sizes[: self.accelerator.process_index])
-        return tuple(column and column[first : first + len(prompts)] for column in whole)
+        stop = first + len(prompts)
+        return tuple(column[first:stop] if column else column for column in whole)
 
     @contextmanager
     def tool_turns(self) -> Iterator[None]:

@@ -68,8 +68,10 @@ class Plan:
         if self.recipe.settings.use_vllm:
             shared = 0.0 if self.recipe.asks_a_server else self.sampling.vllm_share
             # The largest weight is gathered for vLLM.
-            largest = self.training.weights.trained * self.shape.num_embedding
-            return kept + largest * self.recipe.sharding.shards_weights + shared
+            gathered = 0
+            if self.recipe.sharding.shards_weights:
+                gathered = self.training.weights.trained * self.shape.num_embedding
+            return kept + gathered + shared
         rows = self.batches.num_rows / self.recipe.cluster.num_train
         row = self.recipe.prompt + self.recipe.settings.max_completion_length
         return kept + rows * row * self.shape.kv_bytes / 2 * self.training.weights.computed

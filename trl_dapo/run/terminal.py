@@ -40,9 +40,10 @@ HEADER_EVERY = 30  # rows
 WORTH_IT = 1.1  # times the informative groups of a step of GRPOTrainer; below it the end of a run gives advice
 DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
 DOING |= {"checkpoint": "saving a checkpoint"}
-# What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
+# What the trainer's time goes to, by its name in the log: if it samples itself, and if a server does.
 SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluations and checkpoints"}
-PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the server", **SHARED_PHASES})
+PHASES = {"sampling": "sampling", **SHARED_PHASES}
+PHASES_WITH_SERVER = {"wait": "waiting for the server", **SHARED_PHASES}
 
 
 def wrapped_for(file: IO[str], line: str) -> str:
@@ -141,12 +142,13 @@ def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
     prefixes = [prefix for prefix in timed if f"{prefix}_samples_per_second" in entry]  # as transformers logs both
     if not prefixes:
         return None
-    scores = {
-        match[1]: f"{value:.1%}"
-        for name, value in entry.items()
-        if (match := re.fullmatch(re.escape(prefixes[0]) + r"_((?:avg|pass|maj)@\d+)", name))
-    }
-    if not scores and (reward := entry.get("eval_reward")) is not None:
+    scores = {}
+    for name, value in entry.items():
+        match = re.fullmatch(re.escape(prefixes[0]) + r"_((?:avg|pass|maj)@\d+)", name)
+        if match:
+            scores[match[1]] = f"{value:.1%}"
+    reward = entry.get("eval_reward")
+    if not scores and reward is not None:
         scores = {"reward": format_number(reward)}
     return prefixes[0], scores
 
@@ -156,8 +158,9 @@ def format_evaluation(entry: dict) -> str | None:
     evaluation = _evaluation(entry)
     if evaluation is None:
         return None
-    figures = ", ".join(f"{name} {value}" for name, value in evaluation[1].items()) or "nothing was scored"
-    return f"{entry['step']:6d} {evaluation[0].replace('_', ' ', 1)}: {figures}"
+    name, scores = evaluation
+    figures = ", ".join(f"{score} {value}" for score, value in scores.items()) or "nothing was scored"
+    return f"{entry['step']:6d} {name.replace('_', ' ', 1)}: {figures}"
 
 
 # ---- The end ----
@@ -294,25 +297,29 @@ def summarize(
             )
             if advice := advise_on_batches(compared):
                 lines.append(f"Advice:    {advice}")
-    timeline = {
-        word: total([*log_history, rest or {}], f"timeline/{name}_seconds")
-        for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
-    }
+    waits = any("timeline/wait_seconds" in entry for entry in log_history)
+    phases = PHASES_WITH_SERVER if waits else PHASES
+    entries = [*log_history, rest or {}]
+    timeline = {word: total(entries, f"timeline/{name}_seconds") for name, word in phases.items()}
     if all_seconds := sum(timeline.values()):
         shares = ", ".join(f"{spent / all_seconds:.0%} {word}" for word, spent in timeline.items())
         lines.append(f"Time:      {shares}.")
     metrics = dict.fromkeys(name for entry in first for name in entry if re.fullmatch("rewards/.*/mean", name))
-    changes = [
-        f"{name.split('/')[1]} {change}"
-        for name in metrics
-        if (change := _change(first, last, name, format_number)) is not None
-    ]
+    changes = []
+    for name in metrics:
+        change = _change(first, last, name, format_number)
+        if change is not None:
+            changes.append(f"{name.split('/')[1]} {change}")
     if changes:
         lines.append(f"Rewards:   {', '.join(changes)} ({steps}).")
     evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for entry in log_history:
-        if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
-            evaluations.setdefault(evaluation[0], []).append((entry["step"], evaluation[1]))
+        evaluation = _evaluation(entry)
+        if evaluation is None:
+            continue
+        name, scores = evaluation
+        if scores:
+            evaluations.setdefault(name, []).append((entry["step"], scores))
     for name, scored in evaluations.items():
         (start, before), (end, after) = scored[0], scored[-1]
         changes = [
@@ -469,9 +476,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             num_groups_left=num_groups_left,
             rollouts=[] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals),
         )
-        # Of a resumed run that made no step, the rest was said by the run before.
         made_no_step = state.global_step == resumed_at > 0
-        for line in lines[-1:] if made_no_step else lines:
+        if made_no_step:
+            lines = lines[-1:]  # the run before said the rest
+        for line in lines:
             self.say(line)
 
     def _rollouts(self, last_step: int, totals: Totals) -> list[dict]:
