@@ -62,6 +62,11 @@ def right(completions, **kwargs):
     return [float(completion.startswith("right")) for completion in completions]
 
 
+def is_dummy(completion):
+    """Whether the preflight wrote a completion, as it does for its call of the reward functions."""
+    return "Answer: " in completion
+
+
 def mixed_unless_multiple_of_3(text, i):
     """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
     return "right" if number(text) % 3 and i % 4 == 0 else "wrong"

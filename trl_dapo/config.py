@@ -113,9 +113,6 @@ class DAPOConfig(GRPOConfig):
             `trl-dapo train` then exits with status 3. `0` never stops. Without a limit
             (`dynamic_sampling_max_gen_batches=0`) a rollout ends, and the run with it, after 10 times as many batches
             of completions in a row without an accepted group.
-        max_passes (`float`, *optional*):
-            The run ends after so many passes over the dataset, or at `max_steps`. An epoch of `num_train_epochs` may
-            take several passes, since dropped groups are replaced. The learning rate's schedule stays the same.
         max_tokens_generated (`int`, *optional*):
             The run ends after so many generated tokens, dropped groups included, and trains on the last rollout first.
         dynamic_sampling_rewards (`list[str]`, *optional*):
@@ -198,15 +195,6 @@ class DAPOConfig(GRPOConfig):
         eval_top_k (`int`, *optional*):
             Number of tokens that evaluation samples from. Defaults to `top_k`.
 
-        > What a run checks and says
-
-        skip_preflight (`bool`, *optional*, defaults to `False`):
-            Before a run each reward function is called on made-up completions: once, or with `dynamic_sampling_screen`
-            or several processes some twelve times, to see whether it compares them. `True` leaves this out.
-        logging_style (`str`, *optional*, defaults to `"table"`):
-            What is printed at each logging step: `"table"` is a line of the most telling metrics, `"full"` all of
-            them. `log_history.jsonl` and the trackers get all either way.
-
         > Logging
 
         log_groups (`int`, *optional*, defaults to `4`):
@@ -241,7 +229,6 @@ class DAPOConfig(GRPOConfig):
     dynamic_sampling_max_gen_batches: float = 10.0
     dynamic_sampling_on_exhausted: str = field(default="top_up", metadata=_choices("dynamic_sampling_on_exhausted"))
     dynamic_sampling_stop_after: int = 20
-    max_passes: float | None = None
     max_tokens_generated: int | None = None
     dynamic_sampling_rewards: list[str] | None = None
     dynamic_sampling_min_accuracy: float = 0.0
@@ -263,8 +250,6 @@ class DAPOConfig(GRPOConfig):
     eval_temperature: float | None = None
     eval_top_p: float | None = None
     eval_top_k: int | None = None
-    skip_preflight: bool = False
-    logging_style: str = field(default="table", metadata=_choices("logging_style"))
     log_groups: int = 4
 
     def __post_init__(self) -> None:

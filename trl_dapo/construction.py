@@ -82,9 +82,13 @@ def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) ->
     choice = SamplingChoice(args, no_screen, **facts)
     check_rules(args)
     check_rules(args, **facts)
-    for field in () if args.use_dynamic_sampling else fields(args):
-        is_idle = field.name.startswith(OF_SAMPLING) and not field.name.endswith(OF_OTHERS)
-        if is_idle and (value := getattr(args, field.name)) not in (field.default, PAPER.get(field.name)):
+    if args.use_dynamic_sampling:
+        return choice
+    for field in fields(args):
+        if not field.name.startswith(OF_SAMPLING) or field.name.endswith(OF_OTHERS):
+            continue
+        value = getattr(args, field.name)
+        if value not in (field.default, PAPER.get(field.name)):
             choice.idle.append(f"`{field.name}={value!r}`")
     return choice
 
@@ -130,7 +134,8 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
             is_bad = pc.or_kleene(is_bad, pc.equal(pc.list_value_length(prompts), 0))
         elif not may_be_empty and (pa.types.is_string(prompts.type) or pa.types.is_large_string(prompts.type)):
             is_bad = pc.or_kleene(is_bad, pc.equal(prompts, ""))
-        if (row := pc.index(is_bad, True).as_py()) >= 0:
+        row = pc.index(is_bad, True).as_py()
+        if row >= 0:
             raise ValueError(
                 f"`{name}` has no prompt in row {place + row}: it is {prompts[row].as_py()!r}. Leave such rows out, "
                 "as with `dataset.filter(lambda row: row['prompt'])`."

@@ -208,14 +208,17 @@ def load_math_dataset(
         known["num_rows"] += 1
         if known["solution"] != solution:
             conflicting.add(key)
-        if has_stopped := limit is not None and len(problems) - len(conflicting) >= offset + limit:
+        has_stopped = limit is not None and len(problems) - len(conflicting) >= offset + limit
+        if has_stopped:
             break
     if schema is None:
         raise ValueError(f"{label} is empty: expected rows with {_expected_columns()}.")
 
     num_rows = len(bad) + sum(problem["num_rows"] for problem in problems.values())
-    listed = ", ".join([place for place, _ in bad[:_LISTED_PLACES]] + ["..."] * (len(bad) > _LISTED_PLACES))
-    bad_rows = f"{len(bad):,} of {num_rows:,} ({listed})"
+    places = [place for place, _ in bad[:_LISTED_PLACES]]
+    if len(bad) > _LISTED_PLACES:
+        places.append("...")
+    bad_rows = f"{len(bad):,} of {num_rows:,} ({', '.join(places)})"
     if bad and on_bad_rows == "error":
         raise ValueError(
             f'{bad[0][1]} Bad rows: {bad_rows}. Correct them, or leave them out with `on_bad_rows="skip"`.'
@@ -320,7 +323,8 @@ def _file_dataset(path: Path) -> datasets.Dataset:
     """The rows of a file as they are, with every column."""
     rows = []
     for place, row in _file_rows(path):
-        if loggable(text := json.dumps(row, ensure_ascii=False, default=lambda value: "")) != text:
+        text = json.dumps(row, ensure_ascii=False, default=lambda value: "")
+        if loggable(text) != text:
             raise ValueError(f"`{path}`, {place}: expected text without lone surrogates, which no file can hold.")
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
@@ -511,7 +515,8 @@ def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             columns = {name: _typed(column) for name, column in pd.read_csv(path, dtype=str).items()}
             yield from _numbered(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
             return
-        for place, row in _json_lines(path) if _kind_of(path) == ".jsonl" else _numbered(_json_rows(path)):
+        rows = _json_lines(path) if _kind_of(path) == ".jsonl" else _numbered(_json_rows(path))
+        for place, row in rows:
             if isinstance(row, list) and all(isinstance(part, dict) for part in row):  # ORZ's, as the hub has them
                 row = {str(i): part for i, part in enumerate(row)}
             if not isinstance(row, dict):
@@ -647,8 +652,10 @@ def _read_row(label: str, place: str, row: dict[str, Any], schema: _Schema) -> t
 def _read_images(label: str, place: str, row: dict[str, Any]) -> list[dict[str, Any]]:
     """The images of one row as `datasets` stores them."""
     found: Any = next((row[column] for column in _IMAGE_COLUMNS if row.get(column)), [])
+    if not isinstance(found, list):
+        found = [found]
     images = []
-    for image in found if isinstance(found, list) else [found]:
+    for image in found:
         image = {"bytes": None, "path": image} if isinstance(image, str) else image
         if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
             raise ValueError(f"{label}, {place}: {image!r:.80} is no image, expected `bytes` or a `path`.")

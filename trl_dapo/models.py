@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # What the cost of attention depends on.
 _COST_FIELDS = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
-    *("intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
-    *("n_shared_experts", "shared_expert_intermediate_size"),
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
 )
 # Layers in which every token sees its whole row; `hybrid` ones join attention and a state.
 SEE_THEIR_ROW = ("full_attention", "hybrid")
@@ -54,9 +62,11 @@ class ModelShape:
         try:
             hidden_size, num_heads = text["hidden_size"], text["num_attention_heads"]
             num_experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
-            width = "moe_intermediate_size" if num_experts > 1 and "moe_intermediate_size" in text else None
+            width = "intermediate_size"
+            if num_experts > 1 and "moe_intermediate_size" in text:
+                width = "moe_intermediate_size"
             num_layers, head_dim = text["num_hidden_layers"], text.get("head_dim") or hidden_size // num_heads
-            vocab_size, size = text["vocab_size"], text[width or "intermediate_size"]
+            vocab_size, size = text["vocab_size"], text[width]
             shared = text.get("shared_expert_intermediate_size") or size * (text.get("n_shared_experts") or 0)
             layer_types = text.get("layer_types")
             if min(hidden_size, num_heads, num_layers, head_dim, vocab_size, size) < 1:
@@ -124,9 +134,13 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         norms = self.hidden_size * (2 * self.num_layers + 1)
-        norms += 2 * self.head_dim * self.num_layers * self.has_qk_norm
-        biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.num_layers * self.has_qkv_bias
-        router = self.hidden_size * self.num_experts * self.num_layers * (self.num_experts > 1)
+        if self.has_qk_norm:
+            norms += 2 * self.head_dim * self.num_layers
+        biases = router = 0
+        if self.has_qkv_bias:
+            biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.num_layers
+        if self.num_experts > 1:
+            router = self.hidden_size * self.num_experts * self.num_layers
         embeddings = self.num_embedding * (1 if self.is_tied else 2)
         return self.num_linear + norms + biases + router + embeddings + self.num_other
 

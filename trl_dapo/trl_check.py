@@ -170,6 +170,9 @@ def record(version: str, folder: Path, file: Path = TESTED_FILE) -> None:
 
 
 if __name__ == "__main__":  # a version, and the folder of its package; the installed one by default
-    record(*(sys.argv[1], Path(sys.argv[2])) if sys.argv[1:] else (trl.__version__, Path(str(trl.__file__)).parent))
+    if sys.argv[1:]:
+        record(sys.argv[1], Path(sys.argv[2]))
+    else:
+        record(trl.__version__, Path(str(trl.__file__)).parent)
 else:
     check_trl()

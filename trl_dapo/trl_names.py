@@ -16,7 +16,13 @@ OVERRIDES = {
     "_generate": ("self", "prompts"),
     # calls `_generate_single_turn` as long as this rank has calls, with its rows alone
     "_tool_call_loop": (
-        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images"),
+        "self",
+        "prompts",
+        "prompt_ids",
+        "completion_ids",
+        "completions",
+        "logprobs",
+        "images",
         "multimodal_fields",
     ),
     # returns rewards of all ranks, gathered in rank order: groups are consecutive rows
@@ -29,7 +35,11 @@ OVERRIDES = {
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     # the loop behind `evaluate` and `predict`
     "evaluation_loop": (
-        *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys"),
+        "self",
+        "dataloader",
+        "description",
+        "prediction_loss_only",
+        "ignore_keys",
         "metric_key_prefix",
     ),
     "get_train_dataloader": ("self",),
@@ -49,7 +59,13 @@ OVERRIDES = {
 # The first parameters of `_get_per_token_logps_and_entropies`, which is overridden too. They are passed by position or
 # by keyword; those behind them change with every kind of image input.
 LOGPS_TAKES = (
-    *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
+    "self",
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
     "compute_aux_loss",
 )
 # And this is what it returns.
@@ -67,7 +83,11 @@ LATER_NAMES = {
 CALLS = {
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
     "get_off_policy_mask": (  # a static method
-        *("advantages", "per_token_logps", "sampling_per_token_logps", "mask", "off_policy_threshold"),
+        "advantages",
+        "per_token_logps",
+        "sampling_per_token_logps",
+        "mask",
+        "off_policy_threshold",
     ),
     "_generate_single_turn": ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
     "_get_output_dir": ("self", "trial"),
@@ -141,16 +161,53 @@ READS = (
     "environments",  # this batch's environments, or None
     "eval_dataset",  # one, or a dictionary of several, or None
     "reward_weights",  # one a reward function, on the CPU
-    *("_entropy_bonus_enabled", "_is_vlm", "_last_world_entropy", "accelerator", "args", "aux_loss_enabled", "beta"),
-    *("callback_handler", "control", "entropy_coef", "epsilon_high", "epsilon_low", "generation_config"),
-    *("generation_kwargs", "importance_sampling_level", "is_deepspeed_enabled", "is_fsdp_enabled", "loss_type"),
-    *("mask_truncated_completions", "max_completion_length", "model", "model_wrapped", "num_generations"),
-    *("num_generations_eval", "num_iterations", "off_policy_mask_threshold", "optimizer", "pad_to_multiple_of"),
-    *("processing_class", "ref_model", "reward_func_names", "reward_funcs", "reward_processing_classes"),
-    *("rollout_func", "router_aux_loss_coef", "shuffle_dataset", "state", "tools", "top_entropy_quantile"),
-    *("train_dataset", "use_adaptive_entropy", "use_transformers_continuous_batching", "use_vllm"),
-    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
-    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    "_entropy_bonus_enabled",
+    "_is_vlm",
+    "_last_world_entropy",
+    "accelerator",
+    "args",
+    "aux_loss_enabled",
+    "beta",
+    "callback_handler",
+    "control",
+    "entropy_coef",
+    "epsilon_high",
+    "epsilon_low",
+    "generation_config",
+    "generation_kwargs",
+    "importance_sampling_level",
+    "is_deepspeed_enabled",
+    "is_fsdp_enabled",
+    "loss_type",
+    "mask_truncated_completions",
+    "max_completion_length",
+    "model",
+    "model_wrapped",
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "off_policy_mask_threshold",
+    "optimizer",
+    "pad_to_multiple_of",
+    "processing_class",
+    "ref_model",
+    "reward_func_names",
+    "reward_funcs",
+    "reward_processing_classes",
+    "rollout_func",
+    "router_aux_loss_coef",
+    "shuffle_dataset",
+    "state",
+    "tools",
+    "top_entropy_quantile",
+    "train_dataset",
+    "use_adaptive_entropy",
+    "use_transformers_continuous_batching",
+    "use_vllm",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
 )
 
 # Attributes of `vllm_generation` that evaluation sets for its time.
@@ -178,8 +235,19 @@ CLIENT_OVERRIDES = {
     "init_communicator": ("self", "device"),
     # called by keyword; behind tool calls with one completion a prompt. TRL cuts it to `max_completion_length` there
     "generate": (
-        *("self", "prompts", "features", "n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
-        *("max_tokens", "logprobs", "structured_outputs_regex", "generation_kwargs"),
+        "self",
+        "prompts",
+        "features",
+        "n",
+        "repetition_penalty",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_tokens",
+        "logprobs",
+        "structured_outputs_regex",
+        "generation_kwargs",
     ),
     "_post": ("self", "url", "kwargs"),  # every request; its `json` names the `model`
 }

@@ -57,7 +57,7 @@ async def looks_up(completions, **kwargs):
 def test_a_reward_function_that_cannot_score_is_named_before_anything_is_generated(made, reward, message):
     said = refusal(made([zeros, reward]))
     assert message in said
-    assert "`skip_preflight=True` leaves that out" in said
+    assert said.endswith("Make it return a number for each completion, or `None` for one that it cannot score.")
 
 
 def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing_of_it_is_logged(made):
@@ -114,7 +114,7 @@ def test_chats_are_scored_as_chats_and_who_takes_one_for_text_is_told_what_a_com
     said = refusal(made(reward, Dataset.from_list([CHAT] * 4), **PAPER))
     assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
     assert "with 4 completions [{'role': 'assistant', 'content': 'Answer: 0'}]" in said
-    assert 'a completion is a list of messages, its text `completion[0]["content"]`' in said
+    assert 'A completion is a list of messages, and its text is `completion[0]["content"]`' in said
     said = refusal(made(fails, **PAPER))
     assert "with 4 completions 'Answer: 0', before" in said
     assert "list of messages" not in said
@@ -169,10 +169,6 @@ def test_no_tracker_is_told_of_it(made):
     trainer.args.report_to = ["trackio"]
     run_preflight(trainer)
     assert (told, trainer.args.report_to) == ([[]], ["trackio"])
-
-
-def test_skipped_functions_are_not_called(made):
-    run_preflight(made(fails, skip_preflight=True))
 
 
 @pytest.mark.parametrize(
@@ -400,9 +396,12 @@ def test_a_judge_that_answers_as_it_likes_is_not_taken_for_one_that_compares(mad
 
 
 def test_where_nobody_is_asked_what_is_assumed_is_said(made, caplog):
-    run_preflight(made([right, reward_that("rank")], skip_preflight=True, **SCREENED))
-    (said,) = screening(caplog)
-    assert said.endswith("That 'right', 'rank' would give the same beside the rest is assumed, not tried.")
-    caplog.clear()
-    run_preflight(made([right, reward_that("rank")], skip_preflight=True))
-    assert screening(caplog) == []
+    for settings, num_said in ((SCREENED, 1), ({}, 0)):
+        caplog.clear()
+        trainer = made([right, reward_that("rank")], **settings)
+        trainer.preflight.examples = None  # as with environments, whose examples come with the rollout
+        run_preflight(trainer)
+        said = screening(caplog)
+        assert len(said) == num_said
+        ending = "That 'right', 'rank' would give the same beside the rest is assumed, not tried."
+        assert all(line.endswith(ending) for line in said)

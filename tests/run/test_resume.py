@@ -16,6 +16,7 @@ import pytest
 import torch
 from datasets import Dataset, Features, Image, IterableDataset, Value
 from helpers import (
+    is_dummy,
     launch,
     make_trainer,
     mixed_unless_multiple_of_3,
@@ -245,13 +246,12 @@ def test_an_unfinished_rollout_goes_on_where_steps_alone_are_of_another_size(run
 
 def test_an_unfinished_rollout_is_left_behind_where_no_step_would_end_with_it(run, caplog):
     """Of 6 parts 2 have trained; steps of 3 would end at 5, 8, ... and never look at the limits of the run."""
-    settings = {"steps_per_generation": 6, "dataset": prompts(48), "max_passes": 1.0}
+    settings = {"steps_per_generation": 6, "dataset": prompts(48), "max_tokens_generated": 600}
     run(1, gradient_accumulation_steps=2, **settings)
     trainer = run(60, "checkpoint-1", gradient_accumulation_steps=3, **settings)
     assert "`gradient_accumulation_steps` (2 there, 3 here)" in caplog.text
     assert trainer.state.global_step < 60
-    passes = [entry["dynamic_sampling/passes"] for entry in trainer.state.log_history if "reward" in entry]
-    assert 1.0 <= passes[-1] < 2.0
+    assert 600 <= trainer._sampler.totals.tokens_generated < 1200
 
 
 def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(run, caplog):
@@ -495,10 +495,11 @@ def test_what_is_partial_groups_is_kept_whatever_its_columns_hold(tiny_model, tm
         seen = []
 
         def vowels(prompts, completions, on, **kwargs):
-            seen.extend((prompt, repr(value)) for prompt, value in zip(prompts, on, strict=True))
+            if not is_dummy(completions[0]):
+                seen.extend((prompt, repr(value)) for prompt, value in zip(prompts, on, strict=True))
             return jobs.vowels(completions)
 
-        args = tiny_config(folder, skip_preflight=True, max_steps=4, **HALF)
+        args = tiny_config(folder, max_steps=4, **HALF)
         trainer = DAPOTrainer(tiny_model, vowels, args, train_dataset=dataset())
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer, seen

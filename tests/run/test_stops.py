@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of a run beside `max_steps`, and what of them outlives a resume."""
+"""What ends a run before `max_steps`, and what of it is kept by a resumed run."""
 
 import json
 
@@ -85,18 +85,19 @@ def test_zero_never_stops(run):
     assert (trainer.state.global_step, trainer.stop.found_nothing) == (5, False)
 
 
-def test_a_run_ends_once_its_passes_are_made_and_stays_ended(run, tmp_path):
+def test_a_run_ends_once_its_tokens_are_generated_and_stays_ended(run, tmp_path):
     settings = {**SAVED, "save_steps": 100}
     for again in (False, True):
-        trainer = run(resumes=again, max_passes=0.25, **settings)  # 4 of 40 prompts a step
+        # A rollout is 16 completions of 6 tokens, five characters and the end: 96 per step.
+        trainer = run(resumes=again, max_tokens_generated=200, **settings)
         assert (trainer.state.global_step, trainer.stop.found_nothing) == (3, False)
-        assert trainer._sampler.stream.passes == pytest.approx(0.3)
+        assert trainer._sampler.totals.tokens_generated == 288
         assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
-    assert run(resumes=True, max_passes=0.5, **settings).state.global_step == 5
+    assert run(resumes=True, max_tokens_generated=400, **settings).state.global_step == 5
 
 
 def test_a_run_ends_once_its_tokens_are_generated_and_what_was_sampled_has_trained(run, tmp_path):
-    # A rollout is 16 completions of 6 tokens, five characters and the end; 4 micro-batches make 2 optimizer steps.
+    # A rollout is 16 completions of 6 tokens; 4 micro-batches make 2 optimizer steps.
     trainer = run(gradient_accumulation_steps=2, steps_per_generation=4, max_tokens_generated=97)
     assert trainer._sampler.totals.tokens_generated == 192
     assert trainer.state.global_step == 4

@@ -102,8 +102,7 @@ SCREEN, BUDGET = {"dynamic_sampling_screen": "auto"}, {"max_tokens_per_microbatc
 IN_MODE_MASK = "has no effect with `dynamic_sampling_mode='mask'`, which samples"
 STEPS = "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step"
 SETTINGS = [
-    ({**OFF, "max_passes": 2}, "`max_passes=2` is counted by dynamic sampling, which `use_dynamic_sampling=False` t"),
-    ({**OFF, "max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` is counted by"),
+    ({**OFF, "max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` is counted by dynamic sampling, whic"),
     ({**OFF, "log_groups": 0}, "`log_groups=0` has no effect with `use_dynamic_sampling=False`, which keeps no led"),
     ({**MASK, "dynamic_sampling_on_exhausted": "error"}, f"`dynamic_sampling_on_exhausted='error'` {IN_MODE_MASK}"),
     ({**MASK, **CARRY}, f"`dynamic_sampling_surplus='carry'` {IN_MODE_MASK}"),
@@ -232,7 +231,7 @@ def test_what_does_not_apply_is_accepted(changed, facts):
 
 
 def test_a_fact_alone_asks_only_the_rules_that_need_it():
-    broken = settings(max_passes=2, use_dynamic_sampling=False)
+    broken = settings(max_tokens_generated=2, use_dynamic_sampling=False)
     assert why_refused(broken, has_images=True) is None
     assert why_refused(broken, trains_float32=True) is None
     assert why_refused(broken) is not None

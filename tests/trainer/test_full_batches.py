@@ -42,10 +42,9 @@ def drop_equal_rewards(rewards, rows):
     [
         (right, {}),
         ([right, polite], {}),
-        (right, {"skip_preflight": True}),
         (right, {"beta": 0.1}),
     ],
-    ids=["one reward", "two rewards without a name", "no preflight", "KL"],
+    ids=["one reward", "two rewards without a name", "KL"],
 )
 def test_every_batch_is_full_where_one_prompt_in_three_is_informative(tiny_model, tmp_path, reward_funcs, settings):
     args = tiny_config(tmp_path, **SIZES, **settings)

@@ -95,7 +95,7 @@ def test_of_two_rewards_without_a_name_one_line_says_what_they_cost_and_how_to_s
 
 
 def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
-    args = tiny_config(tmp_path, max_steps=1, skip_preflight=True)
+    args = tiny_config(tmp_path, max_steps=1)
     trainer = ScriptedTrainer(tiny_model, grade, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
     trainer.train()
     assert (trainer.args.dynamic_sampling_memory, trainer._sampler.memory.prompts) == (True, set())
@@ -132,13 +132,13 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
     )
 
 
-@pytest.mark.parametrize(("reward", "settings"), [(right, {}), (rare_answer, {}), (right, {"skip_preflight": True})])
-def test_processes_score_whole_groups_where_a_reward_may_compare_them(tiny_model, tmp_path, reward, settings):
-    args = tiny_config(tmp_path, **settings)
+@pytest.mark.parametrize("reward", [right, rare_answer])
+def test_processes_score_whole_groups_where_a_reward_may_compare_them(tiny_model, tmp_path, reward):
+    args = tiny_config(tmp_path)
     trainer = ScriptedTrainer(tiny_model, reward, args, train_dataset=prompts(8), script=None)
     trainer._sampler.num_ranks = 2
     run_preflight(trainer)
-    assert trainer._sampler.has_whole_groups == (reward is rare_answer or bool(settings))
+    assert trainer._sampler.has_whole_groups == (reward is rare_answer)
 
 
 @pytest.mark.parametrize("stated", [{}, {"min_replace_ratio": 0.5, "dynamic_sampling_memory": True}])
@@ -154,7 +154,6 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
     [
         ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
         ({"reward_funcs": [right, rare_answer], "dynamic_sampling_rewards": ["right"]}, ["screen"], "'rare_answer'"),
-        ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
         ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
         ({"dynamic_sampling_mode": "replace"}, ["surplus"], "`dynamic_sampling_mode='replace'`"),
     ],

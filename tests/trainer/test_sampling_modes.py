@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from helpers import (
     ScriptedTrainer,
+    is_dummy,
     make_trainer,
     mixed_unless_multiple_of_3,
     number,
@@ -201,10 +202,12 @@ def test_a_reward_of_two_rounds_has_the_spread_of_all_its_rows(tiny_model, tmp_p
 
     def grows(prompts, completions, **kwargs):
         best = 1.0 if number(prompts[0]) < 4 else 9.0
-        given.extend(best if completion == "right" else 0.0 for completion in completions)
-        return given[-len(completions) :]
+        rewards = [best if completion == "right" else 0.0 for completion in completions]
+        if not is_dummy(completions[0]):
+            given.extend(rewards)
+        return rewards
 
-    settings = {"max_steps": 1, "batch_multiplier": 1.0, "skip_preflight": True}
+    settings = {"max_steps": 1, "batch_multiplier": 1.0, "dynamic_sampling_screen": "off"}
     trainer = make_trainer(tiny_model, tmp_path, reward_funcs=grows, **settings)
     trainer.train()
     logs = trainer.state.log_history[0]

@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from helpers import (
     ScriptedTrainer,
+    is_dummy,
     make_trainer,
     mixed_unless_multiple_of_3,
     number,
@@ -104,7 +105,7 @@ def test_a_reward_function_that_changes_what_it_is_handed_changes_nothing_that_t
     trained, weights_after = [], []
     data = {"train_dataset": prompts(24, hints=[["a", "b", "c"]] * 24), "script": mixed_unless_multiple_of_3}
     for name, reward in (("careful", right), ("careless", careless)):
-        args = tiny_config(tmp_path / name, shuffle_dataset=False, skip_preflight=True)
+        args = tiny_config(tmp_path / name, shuffle_dataset=False)
         trainer = ScriptedTrainer(tiny_model, reward, args, **data)
         trained.append(spy_on_training(trainer))
         trainer.train()
@@ -287,7 +288,8 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
         now += seconds
 
     def slow_right(completions, **kwargs):
-        pass_time(2.0)
+        if not is_dummy(completions[0]):
+            pass_time(2.0)
         return right(completions)
 
     class Slow(TrainerCallback):
@@ -304,7 +306,7 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
     )
     save_state = seam.save_state
     monkeypatch.setattr(seam, "save_state", lambda *args: (pass_time(3.0), save_state(*args)))
-    settings = {"shuffle_dataset": False, "skip_preflight": True, "per_device_eval_batch_size": 4}
+    settings = {"shuffle_dataset": False, "per_device_eval_batch_size": 4}
     settings |= {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     data = {"train_dataset": prompts(24), "eval_dataset": prompts(1), "script": mixed_unless_multiple_of_3}
     trainer = ScriptedTrainer(tiny_model, slow_right, tiny_config(tmp_path, **settings), **data)
@@ -502,10 +504,11 @@ def test_columns_that_a_transform_makes_are_not_refused(tiny_model, tmp_path):
 )
 def test_a_reward_that_nothing_can_train_on_is_named_with_its_function(tiny_model, tmp_path, reward, kind, message):
     def verdict(completions, **kwargs):
-        return [reward] * len(completions)
+        return [0.0 if is_dummy(completion) else reward for completion in completions]
 
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=[right, verdict], dynamic_sampling_screen="off")
     with pytest.raises(kind, match=message):
-        make_trainer(tiny_model, tmp_path, reward_funcs=[right, verdict], skip_preflight=True).train()
+        trainer.train()
 
 
 # ---- Checkpoints ----

@@ -139,10 +139,12 @@ def tell_once(line: str) -> None:
     if num_processes_of("WORLD_SIZE") > 1:
         rank = PartialState().process_index  # the ranks meet there, if they have not yet
         store = distributed_c10d._get_default_store()
-        line += f" (process {rank})" * bool(rank)
+        if rank:
+            line += f" (process {rank})"
         with suppress(dist.DistError):  # the store may have ended with the first rank
-            with suppress(dist.DistStoreError):  # in time it has told nothing
-                store.wait([TOLD], WAIT_FOR_FIRST_RANK) if rank else None
+            if rank:
+                with suppress(dist.DistStoreError):  # in time it has told nothing
+                    store.wait([TOLD], WAIT_FOR_FIRST_RANK)
             if store.add(TOLD, 1) > 1:
                 return
     print(line, file=sys.stderr)

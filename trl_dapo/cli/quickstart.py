@@ -365,8 +365,14 @@ def _save(trainer: GRPOTrainer) -> None:
 @contextmanager
 def _progress(console: Console, title: str, num_steps: int) -> Iterator[Callable[[str], None]]:
     """A bar on a terminal, elsewhere a line every 50 steps; yields what is called after each step."""
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[info]}"), console=console) as progress:
+    with Progress(
+        TextColumn("{task.description:8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[info]}"),
+        console=console,
+    ) as progress:
         task = progress.add_task(title, total=num_steps, info="")
 
         def show(info: str) -> None:
@@ -383,7 +389,8 @@ class _RewardCallback(TrainerCallback):
         self._show = show
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if "reward" in (entry := state.log_history[-1]):
+        entry = state.log_history[-1]
+        if "reward" in entry:
             self._show(f"reward {entry['reward']:.2f}")
 
 

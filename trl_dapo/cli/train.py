@@ -198,12 +198,12 @@ def launch(argv: Sequence[str]) -> int:
                 with processes.believing_in(arguments.num_processes or max(torch.cuda.device_count(), 1)):
                     trainer_arguments(*read_settings(parser, argv))
             return processes.launch_processes(arguments)
-        settings = read_settings(parser, argv)
+        launch_args, training_args, model_args = read_settings(parser, argv)
         # One process reads and caches, the others read the cache.
         failure, given = None, {}
         with PartialState().local_main_process_first():
             try:
-                given = trainer_arguments(*settings)
+                given = trainer_arguments(launch_args, training_args, model_args)
             except MISTAKES as error:
                 failure = error  # told once the processes that wait here have come as far
         if failure is not None:
@@ -219,7 +219,7 @@ def launch(argv: Sequence[str]) -> int:
 
     try:
         with bars_on_terminals_only():
-            status = train(*settings[:2], given)
+            status = train(launch_args, training_args, given)
     except SetupError as error:
         status = tell_mistake(error)
     except KeyboardInterrupt:
@@ -228,12 +228,14 @@ def launch(argv: Sequence[str]) -> int:
     # then asks for the interpreter's lock aborts the process, and with it a run that was complete. Its bar goes too.
     gc.collect()
     if status == INTERRUPTED and PartialState().is_main_process:
-        folder = output_folder(settings[1])
+        folder = output_folder(training_args)
         line = f"stopped. {folder} holds no checkpoint yet: the same command starts from the beginning."
         if (checkpoint := last_complete_checkpoint(folder)) is not None:
             line = f"stopped. The same command with `--resume_from_checkpoint true` goes on from {checkpoint}."
-        # On a terminal `^C` stands where the cursor is.
-        print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, f"trl-dapo train: {line}"), file=sys.stderr)
+        line = wrapped_for(sys.stderr, f"trl-dapo train: {line}")
+        if sys.stderr.isatty():
+            line = f"\n{line}"  # `^C` stands where the cursor is
+        print(line, file=sys.stderr)
     return status
 
 
@@ -269,12 +271,19 @@ def settle_idle(argv: Sequence[str], *settings: Any) -> None:
     """Refuses what has no effect without another setting; unsets a recipe's where the command line turned that off."""
     known = {name: value for each in settings for name, value in vars(each).items()}
     said = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
-    for args, name, default in ((each, of.name, of.default) for each in settings for of in fields(each)):
-        if name not in NEEDED or known[name] == default or known[needed := NEEDED[name]]:
-            continue
-        if needed not in said or name in said:
-            raise ValueError(f"`{name}={known[name]!r}` has no effect without `{needed}`. Set that, or leave it out.")
-        setattr(args, name, default)
+    for args in settings:
+        for setting in fields(args):
+            name = setting.name
+            if name not in NEEDED or known[name] == setting.default:
+                continue
+            needed = NEEDED[name]
+            if known[needed]:
+                continue
+            if needed not in said or name in said:
+                raise ValueError(
+                    f"`{name}={known[name]!r}` has no effect without `{needed}`. Set that, or leave it out."
+                )
+            setattr(args, name, setting.default)
 
 
 def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) -> None:
@@ -337,7 +346,8 @@ def trainer_arguments(
     except _Handed as handed:
         (given,) = handed.args
     except KeyError as error:
-        if (split := error.args[0]) not in (launch_args.dataset_train_split, launch_args.dataset_test_split):
+        split = error.args[0]
+        if split not in (launch_args.dataset_train_split, launch_args.dataset_test_split):
             raise
         raise ValueError(f"The dataset has no split {split!r}.") from None
     if problems:
@@ -385,14 +395,19 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
             "for problems that this package reads. Leave out one of them."
         )
     rewards = [] if others else _reward_funcs(launch_args)
-    return bool(launch_args.dataset_name and (said or (rewards and read_math_problems(rewards))))
+    if not launch_args.dataset_name:
+        return False
+    if said:
+        return True
+    return bool(rewards) and read_math_problems(rewards)
 
 
 def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
     """Refuse a split or a configuration of a local file, which has neither."""
     defaults = {each.name: each.default for each in fields(launch_args)}
     for name in ("dataset_train_split", "dataset_config"):
-        if (value := getattr(launch_args, name)) != defaults[name]:
+        value = getattr(launch_args, name)
+        if value != defaults[name]:
             raise ValueError(
                 f"`{name}={value!r}` has no effect: `dataset_name={launch_args.dataset_name!r}` is a file, which has "
                 "neither splits nor configurations. Leave it out, or name a dataset on the Hub."

@@ -25,9 +25,25 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Fields of a LoRA config that vLLM reads, and those that change no more than where and how the adapter trains. Any
 # other that is set means weights which vLLM would leave out, or scale otherwise, without a word.
 _SERVED_FIELDS = {
-    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("lora_dropout", "init_lora_weights", "eva_config", "inference_mode", "runtime_config", "megatron_core"),
-    *("task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "lora_dropout",
+    "init_lora_weights",
+    "eva_config",
+    "inference_mode",
+    "runtime_config",
+    "megatron_core",
+    "task_type",
+    "peft_type",
+    "peft_version",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "revision",
 }
 # The others take from the base what they put into the adapter, while vLLM's base is the checkpoint's.
 _INITS_THAT_LEAVE_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")

@@ -282,11 +282,15 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         sizes = gather_object([len(prompts)]) if self.mode == "server" else [len(prompts)]
         if len({*sizes}) == 1:
             return super().generate(prompts, images, num_generations, profiler) if prompts else ()
-        rows = gather_object(list(zip(prompts, images or [None] * len(prompts), strict=True)))
-        asked = list(map(list, zip(*rows, strict=True))) if self.accelerator.is_main_process else [[], []]
-        (whole,) = broadcast_object_list([super().generate(asked[0], asked[1], num_generations, profiler)])
+        own_images = images or [None] * len(prompts)
+        rows = gather_object(list(zip(prompts, own_images, strict=True)))
+        if not self.accelerator.is_main_process:
+            rows = []
+        all_prompts, all_images = [prompt for prompt, _ in rows], [image for _, image in rows]
+        (whole,) = broadcast_object_list([super().generate(all_prompts, all_images, num_generations, profiler)])
         first = sum(sizes[: self.accelerator.process_index])
-        return tuple(column and column[first : first + len(prompts)] for column in whole)
+        stop = first + len(prompts)
+        return tuple(column[first:stop] if column else column for column in whole)
 
     @contextmanager
     def tool_turns(self) -> Iterator[None]:

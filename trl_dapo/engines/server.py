@@ -148,7 +148,8 @@ def _what_is_wrong(answer: Any, asked: dict, vocab_size: int) -> str | None:
     for i, choice in enumerate(choices):
         prompt, ids, logprobs = choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"] or {}
         columns = [logprobs.get(name) or () for name in ("token_logprobs", "tokens", "top_logprobs")]
-        if prompt != (given := asked["prompt"][i // asked["n"]]) and not isinstance(given, str):
+        given = asked["prompt"][i // asked["n"]]
+        if prompt != given and not isinstance(given, str):
             return "answered another prompt than it was asked"
         if not ids or any(len(column) != len(ids) for column in columns):
             return f"answered {len(ids)} tokens with {min(map(len, columns))} log-probabilities"

@@ -82,18 +82,19 @@ def run_compare(args: argparse.Namespace) -> int:
 def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     k = summary["settings"]["k"]
     metrics = [name for name in (f"avg@{k}", f"pass@{k}", f"maj@{k}") if name in summary["metrics"]]
-    bounds = ("mean", "low", "high")
     table = _table("source", "problems", *metrics, "length", "cut off")
-    sources = summary["sources"]
-    for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", summary)]:
+    rows = [("all", summary)]
+    if len(summary["sources"]) > 1:
+        rows = [*summary["sources"].items(), *rows]
+    for source, figures in rows:
         if source == "all":
             table.add_section()
         length = "-" if figures["mean_length"] is None else f"{figures['mean_length']:,.0f}"
         # The interval stands under its figure, so that three of each fit beside one another.
-        shares = [
-            f"{mean:.1%}\n\\[{100 * low:.1f}, {100 * high:.1f}]"
-            for mean, low, high in ([figures["metrics"][metric][bound] for bound in bounds] for metric in metrics)
-        ]
+        shares = []
+        for metric in metrics:
+            mean, low, high = (figures["metrics"][metric][bound] for bound in ("mean", "low", "high"))
+            shares.append(f"{mean:.1%}\n\\[{100 * low:.1f}, {100 * high:.1f}]")
         table.add_row(escape(source), str(figures["num_problems"]), *shares, length, f"{figures['truncated']:.1%}")
     console = Console()
     title = f"{summary['settings']['model']}: {k} completions a problem, 95 % intervals"
@@ -110,22 +111,31 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     k = change["k"]
     table = _table("source", "metric", "base", "trained", "difference", "", left=("source", "metric", ""))
     is_equal_somewhere = False
-    sources = change["sources"]
-    for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", change)]:
+    metrics = [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]
+    rows = [("all", change)]
+    if len(change["sources"]) > 1:
+        rows = [*change["sources"].items(), *rows]
+    for source, figures in rows:
         if source == "all" or not in_brief:
             table.add_section()
-        for metric in [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]:
+        for metric in metrics:
             if (values := figures["metrics"].get(metric)) is None:  # where nothing states answers, there is no maj@k
                 continue
             mean, low, high = (values["difference"][bound] for bound in ("mean", "low", "high"))
             is_equal_somewhere |= not values["num_differing"]
+            if low > 0:
+                verdict = "up"
+            elif high < 0:
+                verdict = "down"
+            else:
+                verdict = "unclear" if values["num_differing"] else "all equal"
             table.add_row(
                 escape(source),
                 metric,
                 f"{values['base']:.1%}",
                 f"{values['trained']:.1%}",
                 f"{_in_points(mean)} \\[{_in_points(low)}, {_in_points(high)}]",
-                "up" if low > 0 else "down" if high < 0 else "unclear" if values["num_differing"] else "all equal",
+                verdict,
             )
     if not in_brief:
         console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)

@@ -83,18 +83,23 @@ def _config_digest(model: str | os.PathLike | PreTrainedModel) -> str | None:
         config = model.config.to_dict()
     else:
         files = (Path(model) / name for name in ("adapter_config.json", "config.json"))
-        if (file := next((file for file in files if file.is_file()), None)) is None:
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
             return None
         config = json.loads(file.read_text())
     kept = {name: value for name, value in config.items() if name not in _NOT_OF_A_MODEL}
-    if isinstance(modules := kept.get("target_modules"), list):
+    modules = kept.get("target_modules")
+    if isinstance(modules, list):
         kept["target_modules"] = sorted(modules)  # which peft writes in any order
     return digest(json.dumps(kept, sort_keys=True, default=str))
 
 
 def _base_of(model: str | os.PathLike | PreTrainedModel) -> str | None:
     """The model that an adapter's folder is for; `None` of what is no such folder."""
-    if not isinstance(model, str | os.PathLike) or not (file := Path(model) / "adapter_config.json").is_file():
+    if not isinstance(model, str | os.PathLike):
+        return None
+    file = Path(model) / "adapter_config.json"
+    if not file.is_file():
         return None
     return json.loads(file.read_text()).get("base_model_name_or_path")
 
@@ -112,7 +117,9 @@ def _generation_config(model: str | os.PathLike | PreTrainedModel) -> Generation
 def _end_token_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokens that end a completion: the model's and the tokenizer's, as in training and as servers have it."""
     eos = config.eos_token_id
-    return sorted(({eos} if isinstance(eos, int) else {*(eos or [])}) | ({tokenizer.eos_token_id} - {None}))
+    of_model = {eos} if isinstance(eos, int) else set(eos or [])
+    of_tokenizer = {tokenizer.eos_token_id} - {None}
+    return sorted(of_model | of_tokenizer)
 
 
 def generate_with_transformers(

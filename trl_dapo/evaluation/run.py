@@ -233,11 +233,12 @@ def evaluate(
             "which no chat template goes. Leave it out, or give messages."
         )
     sampling = Sampling(temperature, top_p, top_k, max_completion_length, min_p)
+    chosen_rows = {"dataset": _plain_path(dataset), **selection} if isinstance(dataset, _PATH) else {}
     settings = {
         "model": _plain_path(model, base_url) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
         "engine": "server" if base_url else engine or "transformers",
-        **({"dataset": _plain_path(dataset), **selection} if isinstance(dataset, _PATH) else {}),
+        **chosen_rows,
         "problems": digest(json.dumps([(each.key, each.num_rows) for each in problems]), "sha256"),
         "k": k,
         **sampling._asdict(),
@@ -275,13 +276,10 @@ def evaluate(
         # The lock on the journal also keeps a second process from writing these.
         verdicts = _scored(score_with, scorer_name, journal, problems, completions_PK)
         warn_without_answers(completions_PK, verdicts, scorer)
-        summary = {
-            "version": __version__,
-            "settings": settings,
-            "scorer": scorer_name,
-            **({} if accuracy_threshold is None else {"accuracy_threshold": accuracy_threshold}),
-            **summarise(problems, completions_PK, verdicts, k),
-        }
+        summary: dict[str, Any] = {"version": __version__, "settings": settings, "scorer": scorer_name}
+        if accuracy_threshold is not None:
+            summary["accuracy_threshold"] = accuracy_threshold
+        summary |= summarise(problems, completions_PK, verdicts, k)
         write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts)
         with replacing(output_dir / SUMMARY_FILE) as path:
             finished = {"finished": datetime.now(UTC).isoformat()}  # the rest says the same again whenever
@@ -296,11 +294,14 @@ def _plain_path(path: str | os.PathLike, base_url: str | None = None) -> str:
 
 def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerState | None":
     """What a checkpoint says of the training so far, for reward functions that depend on it."""
-    if isinstance(model, _PATH) and (file := Path(model) / "trainer_state.json").is_file():
-        from transformers import TrainerState
+    if not isinstance(model, _PATH):
+        return None
+    file = Path(model) / "trainer_state.json"
+    if not file.is_file():
+        return None
+    from transformers import TrainerState
 
-        return TrainerState.load_from_json(str(file))
-    return None
+    return TrainerState.load_from_json(str(file))
 
 
 def _scored(

@@ -14,7 +14,7 @@ import importlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -224,7 +224,11 @@ def call_reward(
     if all(completion.ids is not None for _, completion in rows):
         keywords["completion_ids"] = [list(completion.ids or []) for _, completion in rows]
     keywords["trainer_state"] = trainer_state or TrainerState()
-    keywords["log_extra"] = lambda column, values: logged.__setitem__(column, list(values))
+
+    def log_extra(column: str, values: Iterable) -> None:
+        logged[column] = list(values)
+
+    keywords["log_extra"] = log_extra
     keywords["log_metric"] = lambda metric, value: None
     try:
         returned = with_checked_values(reward_func, name)(**keywords)
@@ -246,8 +250,11 @@ def warn_without_answers(
     """Tells an evaluation in which most answers were not found from one in which they were wrong."""
     if not verdicts.states_answers:
         return
-    pairs = zip(completions_PK, verdicts.of_problems, strict=True)
-    found = [pair for row in pairs for pair in zip(*row, strict=True)]
+    found = [
+        pair
+        for completions, of_problem in zip(completions_PK, verdicts.of_problems, strict=True)
+        for pair in zip(completions, of_problem, strict=True)
+    ]
     without = [completion for completion, verdict in found if verdict.answer is None and not verdict.correct]
     if 2 * len(without) <= len(found):
         return

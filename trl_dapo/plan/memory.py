@@ -55,11 +55,15 @@ class Adapter:
         """Weights of the adapter."""
         # Section 4.1 of https://huggingface.co/papers/2106.09685. DoRA adds a magnitude for each output. transformers
         # stacks an expert's gate and up in one parameter, for which PEFT doubles the rank: `2 r (h + 2 i)` for both.
-        num = self.on_router * self.rank * (shape.hidden_size + shape.num_experts) * shape.num_layers
+        num = 0
+        if self.on_router:
+            num = self.rank * (shape.hidden_size + shape.num_experts) * shape.num_layers
         for name in self.targets:
             inputs, outputs, count = shape.linears[name]
             wide = 2 if shape.num_experts > 1 and name in ("gate_proj", "up_proj") else 1
-            num += (self.rank * (inputs + wide * outputs) + self.is_dora * outputs) * count
+            num += self.rank * (inputs + wide * outputs) * count
+            if self.is_dora:
+                num += outputs * count
         return num
 
     def num_saved(self, shape: ModelShape) -> int:
@@ -67,7 +71,9 @@ class Adapter:
         num = shape.num_embedding * len(set(ENDS) & set(self.saved))
         for name in set(LINEARS) & set(self.saved):
             inputs, outputs, count = shape.linears[name]
-            num += (inputs + (shape.has_qkv_bias and name in LINEARS[:3])) * outputs * count
+            if shape.has_qkv_bias and name in LINEARS[:3]:
+                inputs += 1
+            num += inputs * outputs * count
         return num
 
     def travels(self, shape: ModelShape) -> bool:
@@ -80,11 +86,15 @@ class Adapter:
         # input is kept: at the output projection it is attention's, and without autocast some layers share one.
         on_experts = IN_EXPERTS if shape.num_experts > 1 else ()
         targets = [shape.linears[name] for name in self.targets if name not in on_experts]
-        numbers = sum(inputs + self.rank + 2 * self.is_dora * outputs for inputs, outputs, _ in targets)
+        numbers = sum(inputs + self.rank for inputs, _, _ in targets)
+        if self.is_dora:
+            numbers += sum(2 * outputs for _, outputs, _ in targets)
         for together in (LINEARS[:3], ("gate_proj", "up_proj"), ("down_proj",)):
             saved = set(together) & set(self.saved)
             numbers += shape.linears[together[0]][0] * (min(1, len(saved)) if held == computed else len(saved))
-        return computed * (numbers + self.on_router * (shape.hidden_size + self.rank))
+        if self.on_router:
+            numbers += shape.hidden_size + self.rank
+        return computed * numbers
 
     def merged_bytes(self, shape: ModelShape, held: int) -> float:
         """Bytes that one layer keeps whatever its tokens: the experts' weights with the adapter's product added."""
@@ -110,7 +120,11 @@ def read_adapter(settings: SimpleNamespace, shape: ModelShape) -> Adapter | None
     saved, is_all = _names(settings.lora_modules_to_save), named == ["all-linear"]
     targets = list(LINEARS) if is_all else named or ["q_proj", "v_proj"]
     # Of quantized weights no copy can train, and experts are no modules.
-    can_copy = LINEARS[: 0 if settings.load_in_4bit or settings.load_in_8bit else 4 if has_experts else None]
+    can_copy: tuple[str, ...] = LINEARS
+    if settings.load_in_4bit or settings.load_in_8bit:
+        can_copy = ()
+    elif has_experts:
+        can_copy = LINEARS[:4]
     for field, names, known in (
         ("lora_target_modules", targets, LINEARS),
         ("lora_modules_to_save", saved, (*ENDS, *can_copy)),
@@ -202,17 +216,24 @@ def layer_bytes(
     hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     trains = adapter is None
     # Two norms: the input in float32, the output, and a mean.
-    norms = 2 * (4 * hidden + held * hidden * trains + 4)
-    # Read for queries, keys and values, and for gate and up, or a router; under autocast each makes its own copy.
-    inputs = (2 if held == computed else 5 - bool(shape.num_stacked)) * computed * hidden * trains
+    norms = 2 * (4 * hidden + 4)
+    inputs = 0
+    if trains:
+        norms += 2 * held * hidden
+        # Read for queries, keys and values, and for gate and up, or a router; under autocast each makes its own copy.
+        copies = 4 if shape.num_stacked else 5
+        inputs = (2 if held == computed else copies) * computed * hidden
     # Queries and output, keys and values, which a mask has repeated for each query head, and a sum's logarithm a head.
     attended = computed * (2 * queries + 2 * (keys if "flash" in attention else queries)) + 4 * shape.num_heads
-    normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
+    normalized = 0
+    if shape.has_qk_norm:
+        each = 4 + computed if trains else 4
+        normalized = each * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
     mlp = expert_bytes(shape, held, adapter)
     if not shape.num_stacked:  # gate, its SiLU, up, and their product
-        mlp = (3 + trains) * computed * shape.intermediate_size
+        mlp = (4 if trains else 3) * computed * shape.intermediate_size
     added = 0.0 if adapter is None else adapter.layer_bytes(shape, held, computed)
-    return norms + inputs + attended + mlp + normalized * shape.has_qk_norm + added
+    return norms + inputs + attended + mlp + normalized + added
 
 
 def expert_bytes(shape: ModelShape, held: int, adapter: Adapter | None) -> float:
@@ -222,9 +243,9 @@ def expert_bytes(shape: ModelShape, held: int, adapter: Adapter | None) -> float
     reads = adapter is None or "gate_proj" in adapter.targets
     multiplies = adapter is None or "down_proj" in adapter.targets
     width, hidden = shape.intermediate_size, shape.hidden_size
-    each = held * ((3 + multiplies) * width + (1 + reads) * hidden)
+    each = held * ((4 if multiplies else 3) * width + (2 if reads else 1) * hidden)
     # Those that every token passes; the router's softmax in float32, four indices, and a share.
-    shared = (3 + (adapter is None)) * held * width * shape.num_shared_experts
+    shared = (4 if adapter is None else 3) * held * width * shape.num_shared_experts
     return shape.num_active_experts * (each + 4 * 8 + held) + shared + 4 * shape.num_experts
 
 
@@ -244,7 +265,11 @@ def backward_bytes(shape: ModelShape, tokens: int, held: int, computed: int, ada
         in_float = 12 if adapter is not None and adapter.is_dora else 0
         return (3 * computed + in_float) * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
     # Of what the experts gave three gradients, and of their weights those of gate and up, where down's are gone.
-    stacks = 2 if adapter is None else adapter.on_experts(shape) * (1 if "down_proj" in adapter.targets else 2)
+    stacks = 2
+    if adapter is not None and not adapter.on_experts(shape):
+        stacks = 0
+    elif adapter is not None and "down_proj" in adapter.targets:
+        stacks = 1
     expert = shape.intermediate_size * shape.hidden_size * shape.num_experts
     return held * (3 * tokens * shape.num_active_experts * shape.hidden_size + stacks * expert)
 
@@ -319,4 +344,5 @@ def checkpoint_bytes(
         # Its own files hold the bfloat16 weights a second time.
         return 2 * model + (4 + optimizer_bytes(optim, 4)) * num_trained
     # FSDP2's own files hold the weights beside the model's.
-    return model * (1 + (sharding.kind == "fsdp2")) + optimizer_bytes(optim, trained) * num_trained
+    copies = 2 if sharding.kind == "fsdp2" else 1
+    return model * copies + optimizer_bytes(optim, trained) * num_trained

@@ -95,17 +95,24 @@ def describe(planned: Plan) -> str:
         kept = "no checkpoint"
     elif settings.save_total_limit is not None:
         kept = f"{format_bytes(size)} a checkpoint, {format_bytes(most * size)} while the oldest of {most} is there"
-    fits = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
+    fits = f"Does not fit: {'; '.join(planned.problems)}."
+    if planned.fits:
+        fits = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
     lines = [
         *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {sharding}", WIDTH),
         *_wrapped(planned.batches.arithmetic),
         *_wrapped(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
         *_memory(planned),
-        *("", "Disk", *_wrapped(kept)),
+        "",
+        "Disk",
+        *_wrapped(kept),
         *_times(planned),
-        *("", "Assumed", *(line for text in assumptions(planned) for line in _wrapped(text, "- "))),
+        "",
+        "Assumed",
+        *(line for text in assumptions(planned) for line in _wrapped(text, "- ")),
         *_suggestions(planned),
-        *("", *textwrap.wrap(fits if planned.fits else f"Does not fit: {'; '.join(planned.problems)}.", WIDTH)),
+        "",
+        *textwrap.wrap(fits, WIDTH),
     ]
     return "\n".join(lines)
 
@@ -114,7 +121,8 @@ def _memory(planned: Plan) -> list[str]:
     recipe, settings, engine = planned.recipe, planned.recipe.settings, planned.sampling.engine
     owner = "this machine" if recipe.cluster.gpu.name == "CPU" else "a GPU that trains"
     lines = [
-        *("", f"Memory of {owner}: {format_bytes(recipe.cluster.gpu.memory)}"),
+        "",
+        f"Memory of {owner}: {format_bytes(recipe.cluster.gpu.memory)}",
         *(_row(PARTS.get(name, name), format_bytes(size)) for name, size in planned.training.memory.items() if size),
         _row("peak while updating", format_bytes(planned.peak_updating)),
         _row("peak while sampling", format_bytes(planned.peak_sampling)),
@@ -130,9 +138,10 @@ def _memory(planned: Plan) -> list[str]:
 
 def _times(planned: Plan) -> list[str]:
     settings, sampling, batches, seconds = planned.recipe.settings, planned.sampling, planned.batches, planned.seconds
-    together = ("together", "together, one ahead", "together, two ahead")[settings.rollouts_ahead]
+    together = {0: "together", 1: "together, one ahead", 2: "together, two ahead"}[settings.rollouts_ahead]
     lines = [
-        *("", "Time of a rollout, an estimate"),
+        "",
+        "Time of a rollout, an estimate",
         _row("groups sampled", f"{sampling.num_groups:,.0f}"),
         _row("rounds", f"{sum(often for often, _ in sampling.rounds):.2f}"),
         _row("tokens sampled", _count(sampling.num_groups * settings.num_generations * planned.lengths.mean)),
@@ -172,13 +181,15 @@ def _suggestions(planned: Plan) -> list[str]:
         lines += _wrapped(f"{words}: {effect}", "- ")
     if planned.fits:
         return ["", "Would help most", *lines] if lines else []
-    return ["", "Would fit", *(lines or _wrapped("nothing that a plan tries", "- "))]
+    if not lines:
+        lines = _wrapped("nothing that a plan tries", "- ")
+    return ["", "Would fit", *lines]
 
 
 def assumptions(planned: Plan) -> list[str]:
     recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
     processor, of_what = ("CPU", "the memory") if cluster.gpu.name == "CPU" else ("GPU", "a GPU")
-    allowed = f"{format_bytes(CONTEXT)} a process for CUDA and NCCL, " * (processor == "GPU")
+    allowed = f"{format_bytes(CONTEXT)} a process for CUDA and NCCL, " if processor == "GPU" else ""
     if settings.use_vllm:
         allowed += f"{format_bytes(VLLM_WORK)} for what vLLM works with, "
         allowed += f"{format_bytes(VLLM_ASLEEP)} for what is left of it asleep, "

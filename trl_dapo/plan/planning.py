@@ -68,8 +68,10 @@ class Plan:
         if self.recipe.settings.use_vllm:
             shared = 0.0 if self.recipe.asks_a_server else self.sampling.vllm_share
             # The largest weight is gathered for vLLM.
-            largest = self.training.weights.trained * self.shape.num_embedding
-            return kept + largest * self.recipe.sharding.shards_weights + shared
+            gathered = 0
+            if self.recipe.sharding.shards_weights:
+                gathered = self.training.weights.trained * self.shape.num_embedding
+            return kept + gathered + shared
         rows = self.batches.num_rows / self.recipe.cluster.num_train
         row = self.recipe.prompt + self.recipe.settings.max_completion_length
         return kept + rows * row * self.shape.kv_bytes / 2 * self.training.weights.computed
@@ -251,7 +253,10 @@ PUBLISHED = {
 # What `tiny_model: true` makes.
 TINY = _sizes(
     {**_QWEN3, "vocab_size": 258, "head_dim": 16, "num_key_value_heads": 2, "tie_word_embeddings": False},
-    *(64, 128, 2, 4),
+    64,
+    128,
+    2,
+    4,
 )
 # Families whose weights `ModelShape` counts itself, which takes a moment; others are built on the meta device.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")

@@ -171,7 +171,11 @@ class Recipe:
         """What the rules ask besides the settings, as far as a recipe tells."""
         s = self.settings
         judge = str(s.reward_model_name_or_path or "").split("/")[-1]
-        names = [*filter(None, [judge]), *(s.reward_funcs or ["dapo_math"] * (not judge))]
+        names = list(s.reward_funcs or [])
+        if judge:
+            names = [judge, *names]
+        elif not names:
+            names = ["dapo_math"]
         weighted = zip(names, s.reward_weights or [1.0] * len(names), strict=False)
         deciding = s.dynamic_sampling_rewards or [n for n, w in weighted if w and "overlong_punishment" not in n]
         is_graded = judge in deciding and not s.dynamic_sampling_accuracy_threshold
@@ -273,7 +277,10 @@ def read(
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
     header = read_header(file)
-    cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
+    if gpus is None:
+        cluster = read_hardware(header.get("Hardware", "CPU" if settings.use_cpu else ""))
+    else:
+        cluster = parse_gpus(gpus)
     if cluster is None:
         raise ValueError(
             f"{file} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
@@ -331,7 +338,11 @@ def _find_sharding(header: dict[str, str], accelerate_config: str | None, cluste
     """As the option says, else the header's launch line, else the words of its hardware."""
     launched = re.search(r"--accelerate_config (\w+)|accelerate/(\w+)\.yaml", header.get("Launch", ""))
     said = [file for word, file in CONFIGS_BY_WORD.items() if word in header.get("Hardware", "")]
-    name = accelerate_config or (launched and (launched[1] or launched[2])) or next(iter(said), None)
+    name = accelerate_config
+    if not name and launched:
+        name = launched[1] or launched[2]
+    if not name:
+        name = next(iter(said), None)
     if name is None:
         return Sharding("ddp" if cluster.num_train > 1 else "none")
     return read_sharding(find_accelerate_config(name), cluster.num_train)
@@ -350,8 +361,9 @@ def read_sharding(file: Path, num_processes: int) -> Sharding:
     if kind == "DEEPSPEED":
         if "deepspeed_config_file" in deepspeed or deepspeed.get("zero_stage", 2) not in (1, 2, 3):
             raise ValueError(f"{file}: a plan knows DeepSpeed's `zero_stage` 1 to 3, said in accelerate's own file.")
-        offloaded = [deepspeed.get(f"offload_{part}_device", "none") != "none" for part in ("optimizer", "param")]
-        return Sharding(f"zero{deepspeed.get('zero_stage', 2)}", *offloaded)
+        offloads_optimizer = deepspeed.get("offload_optimizer_device", "none") != "none"
+        offloads_weights = deepspeed.get("offload_param_device", "none") != "none"
+        return Sharding(f"zero{deepspeed.get('zero_stage', 2)}", offloads_optimizer, offloads_weights)
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
         raise ValueError(f"{file}: a plan does not know `distributed_type: {kind}`.")
     return Sharding("ddp" if num_processes > 1 else "none")

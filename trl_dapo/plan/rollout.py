@@ -106,7 +106,8 @@ def sampling_seconds(
         left = max(1.0, running * lengths.survival(share))
         step = decode_step_seconds(shape, engine, left, prompt + share * lengths.maximum) * lengths.maximum / GRID
         seconds += step
-        tail += step * (left < running / 2)
+        if left < running / 2:
+            tail += step
     prefill = 2 * shape.num_multiplied * prompt * num_sequences / num_generations
     return seconds + prefill / (engine.num_gpus * DECODE_MFU * engine.gpu.flops), tail
 
@@ -263,10 +264,8 @@ class Sampling:
         if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
             return [(1.0, target)]
         largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
-        filling, most = (
-            self._filling(target, largest),
-            (settings.dynamic_sampling_max_gen_batches or math.inf) * target,
-        )
+        filling = self._filling(target, largest)
+        most = (settings.dynamic_sampling_max_gen_batches or math.inf) * target
         if sum(often * size for often, size in filling) <= most:
             return filling
         num = math.ceil(most / max(size for _, size in filling))  # rounds until it ends at the limit

@@ -71,7 +71,12 @@ class Training:
             frozen = memory.quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
         in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
         # A copy of a module is as precise as what it is a copy of.
-        trained, saved = 4 if upcast else 2 if in_half else 4, 4 if upcast else 2 if in_half else loaded
+        if upcast:
+            trained = saved = 4
+        elif in_half:
+            trained = saved = 2
+        else:
+            trained, saved = 4, loaded
         num_saved = self.adapter.num_saved(shape)
         return Weights(self.adapter.num_lora(shape) + num_saved, trained, frozen, held, computed, num_saved, saved)
 
@@ -83,18 +88,30 @@ class Training:
         syncs_each = (options.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch", False)
         accumulates = self.batches.num_microbatches > 1 and not syncs_each
         kept, copies = (
-            memory.state_bytes(frozen, *kind, self._optim, sharding, self.recipe.cluster.num_train, accumulates)
-            for frozen, kind in zip((weights.frozen, 0.0), weights.kinds, strict=True)
+            memory.state_bytes(
+                frozen, num_trained, trained, self._optim, sharding, self.recipe.cluster.num_train, accumulates
+            )
+            for frozen, (num_trained, trained) in zip((weights.frozen, 0.0), weights.kinds, strict=True)
         )
         state = {part: kept[part] + copies[part] for part in kept}
-        sizes = self.batches.microbatch_tokens, self.batches.longest_row, weights.held, weights.computed
         activations = memory.activation_bytes(
-            self.shape, *sizes, settings.gradient_checkpointing, self.attention, self.adapter, makes_tiles()
+            self.shape,
+            self.batches.microbatch_tokens,
+            self.batches.longest_row,
+            weights.held,
+            weights.computed,
+            settings.gradient_checkpointing,
+            self.attention,
+            self.adapter,
+            makes_tiles(),
         )
         if settings.load_in_4bit or settings.load_in_8bit:  # the layer at work is turned back
             activations["work"] += weights.computed * self.shape.largest_linear
         saved = () if self.adapter is None else self.adapter.saved
-        head = weights.trained if self.adapter is None else weights.saved if "lm_head" in saved else weights.held
+        if self.adapter is None:
+            head = weights.trained
+        else:
+            head = weights.saved if "lm_head" in saved else weights.held
         gathered = memory.gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
         context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else memory.CONTEXT
         shards = self.recipe.cluster.num_train if sharding.shards_weights else 1
@@ -116,7 +133,9 @@ class Training:
         """Passes over some rows, where each micro-batch gathers all weights `gathers` times."""
         flops = training_flops(self.shape, rows, lengths, self.recipe.prompt, passes, "flash" in self.attention)
         cluster = self.recipe.cluster
-        received = 2.0 * self.shape.num_parameters * gathers * self.recipe.sharding.shards_weights + reduced
+        received = reduced
+        if self.recipe.sharding.shards_weights:
+            received += 2.0 * self.shape.num_parameters * gathers
         return training_seconds(flops, cluster.gpu, cluster.num_train, received, microbatches, cluster.link)
 
     @property
@@ -125,7 +144,12 @@ class Training:
         settings = self.recipe.settings
         corrects = settings.use_vllm and settings.vllm_importance_sampling_correction
         # Of one step the pass with gradient tells the same, and DAPO's own loss asks no other.
-        return (self.batches.num_steps > 1 or (corrects and settings.loss_type != "dapo")) + (settings.beta != 0)
+        num = 0
+        if self.batches.num_steps > 1 or (corrects and settings.loss_type != "dapo"):
+            num += 1
+        if settings.beta != 0:
+            num += 1
+        return num
 
     @property
     def _num_passed(self) -> float:
@@ -144,7 +168,9 @@ class Training:
         reduced = {"none": 0.0, "ddp": 4.0, "zero1": 4.0}.get(kind, 2.0) * num_trained
         reduced /= 1 if kind in ("zero2", "zero3") else self.batches.num_microbatches
         # With an adapter the weights' own gradients, a pass of their own, are not computed.
-        passes = 2 + min(1.0, num_trained / self.shape.num_parameters) + settings.gradient_checkpointing
+        passes = 2 + min(1.0, num_trained / self.shape.num_parameters)
+        if settings.gradient_checkpointing:
+            passes += 1
         each = self.pass_seconds(num_rows, self.lengths, passes, self._num_passed, 2, reduced)
         return settings.num_iterations * each
 
@@ -177,7 +203,9 @@ class Training:
             return 0.0
         optim, sharding, is_adapter = self._optim, self.recipe.sharding, self.adapter is not None
         return sum(
-            memory.checkpoint_bytes(weights.frozen, *kind, optim, sharding, settings.save_only_model, is_adapter)
-            for kind in weights.kinds
-            if kind[0]
+            memory.checkpoint_bytes(
+                weights.frozen, num_trained, trained, optim, sharding, settings.save_only_model, is_adapter
+            )
+            for num_trained, trained in weights.kinds
+            if num_trained
         )

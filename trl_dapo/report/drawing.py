@@ -48,12 +48,12 @@ class Panel:
         if self is INFORMATIVE:
             return _informative_shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
-        drawn = [
-            (match.expand(label), series(log_history, metric, self.over))
-            for pattern, label in self.metrics.items()
-            for metric in logged
-            if (match := re.fullmatch(pattern, metric))
-        ]
+        drawn = []
+        for pattern, label in self.metrics.items():
+            for metric in logged:
+                match = re.fullmatch(pattern, metric)
+                if match:
+                    drawn.append((match.expand(label), series(log_history, metric, self.over)))
         return {label: points for label, points in drawn if points[0]}
 
 
@@ -521,10 +521,11 @@ def _informative_shares(log_history: list[dict]) -> dict[str, Points]:
     points = []
     for entry in log_history:
         trained, missing = (entry.get(f"dynamic_sampling/{name}") for name in ("groups_trained", "shortfall"))
+        without = entry.get("frac_reward_zero_std")
         if is_number(trained) and is_number(missing):
             if trained + missing > 0:
                 points.append((entry["step"], trained / (trained + missing)))
-        elif is_number(without := entry.get("frac_reward_zero_std")):
+        elif is_number(without):
             points.append((entry["step"], 1.0 - without))
     return {"informative": ([step for step, _ in points], [share for _, share in points])} if points else {}
 

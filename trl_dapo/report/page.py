@@ -69,18 +69,23 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
             f"At most {len(RUN_COLOURS)} runs can be told apart by colour, got {len(runs)}. Report on fewer at a time."
         )
     histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
-    found = [(panel, list(map(panel.find, histories))) for panel in PANELS]
-    shown = [
-        (panel, by_run) for panel, by_run in found if sum(map(bool, by_run)) >= (2 if panel in OF_SEVERAL_RUNS else 1)
-    ]
+    shown = []
+    for panel in PANELS:
+        by_run = [panel.find(history) for history in histories]
+        fewest = 2 if panel in OF_SEVERAL_RUNS else 1
+        if sum(map(bool, by_run)) >= fewest:
+            shown.append((panel, by_run))
     if not shown:
         raise ValueError(f"The log of {' and '.join(map(str, run_dirs))} holds no figure that a report draws.")
     output_dir = Path(run_dirs[0], "report") if output_dir is None else Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     overview = _choose_overview([panel for panel, _ in shown], len(runs))
     (output_dir / OVERVIEW_NAME).write_bytes(drawing.render(drawing.plot_runs(histories, labels, overview), "png"))
-    pictures: list[Picture] = [(*each, partial(drawing.plot_panel, each[0], histories, labels)) for each in shown]
-    pictures += [(*each, partial(drawing.plot_named, *each, labels)) for each in _named(runs)]
+    pictures: list[Picture] = []
+    for panel, by_run in shown:
+        pictures.append((panel, by_run, partial(drawing.plot_panel, panel, histories, labels)))
+    for panel, by_run in _named(runs):
+        pictures.append((panel, by_run, partial(drawing.plot_named, panel, by_run, labels)))
     for panel, _, plot in pictures:
         (output_dir / f"{panel.name}.png").write_bytes(drawing.render(plot(panel.title), "png"))
     path = output_dir / PAGE_NAME
@@ -201,11 +206,11 @@ def _outcomes(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
 
 def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
     """The evaluations during training in order of time: names of the scores, and steps with their values."""
-    scored = [
-        (entry["step"], values)
-        for entry in log_history
-        if (values := {name: value for name, value in entry.items() if SCORE.fullmatch(name) and is_number(value)})
-    ]
+    scored = []
+    for entry in log_history:
+        values = {name: value for name, value in entry.items() if SCORE.fullmatch(name) and is_number(value)}
+        if values:
+            scored.append((entry["step"], values))
     if not scored:
         return None
     names = list(dict.fromkeys(name for _, values in scored for name in values))
@@ -227,9 +232,9 @@ def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
     panel, by_run, plot = picture
     papers = {theme: base64.b64encode(drawing.render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
     sentences = [
-        _in_words(panel, f"{label}, {name}", *points)
+        _in_words(panel, f"{label}, {name}", places, values)
         for label, of_run in zip(labels, by_run, strict=True)
-        for name, points in of_run.items()
+        for name, (places, values) in of_run.items()
     ]
     return {
         "name": panel.name,
@@ -257,11 +262,13 @@ def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
     """What is drawn by reward function and by source, for each run: nothing where it has only one."""
     rewards = [REWARDS.find(run.log_history) for run in runs]
     sources = [run.groups.by_source if run.groups else {} for run in runs]
-    found = [
-        [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run]
-        for by_run in (rewards, sources)
-    ]
-    return [(panel, by_name) for panel, by_name in zip(BY_NAME, found, strict=True) if any(by_name)]
+    named = []
+    for panel, by_run in zip(BY_NAME, (rewards, sources), strict=True):
+        several = [names if len(names) > 1 else {} for names in by_run]
+        by_name = [{_visible(name): points for name, points in names.items()} for names in several]
+        if any(by_name):
+            named.append((panel, by_name))
+    return named
 
 
 # ---- What a model wrote ----

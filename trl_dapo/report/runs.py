@@ -107,12 +107,13 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     dated = [(_finished(path, summary), path.parent.name, summary) for path, summary in found if _is_summary(summary)]
     evaluations = {name: summary for _, name, summary in sorted(dated, key=lambda entry: entry[:2])}
     rows = read_ledger(run_dir, notes)
+    checkpoint = last_complete_checkpoint(run_dir)
     return Run(
         label=label or run_dir.resolve().name,
         log_history=log_history,
         max_steps=max_steps,
         written=datetime.fromtimestamp(path.stat().st_mtime).astimezone(),
-        checkpoint=None if (folder := last_complete_checkpoint(run_dir)) is None else folder.name,
+        checkpoint=None if checkpoint is None else checkpoint.name,
         notes=notes,
         samples=_read_samples(run_dir / "completions", notes),
         evaluations=evaluations,

@@ -56,7 +56,9 @@ def check_reward_columns(
             f'it, in the file or by `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
         )
     passed_on = [column for column in columns if column not in NOT_PASSED_ON]
-    given = {*PASSED_BY_TRL, *passed_on, *(["environments"] if has_environments else [])}
+    given = {*PASSED_BY_TRL, *passed_on}
+    if has_environments:
+        given.add("environments")
     for reward_func, name in zip(reward_funcs, names, strict=True):
         parameters = _parameters(reward_func)
         if by_position := [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]:

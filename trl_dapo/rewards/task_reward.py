@@ -88,7 +88,8 @@ class TaskReward:
         deciding = [name for name in candidates if name in weighted] or candidates
         if chosen is not None:
             deciding = list(dict.fromkeys(chosen))
-            if len(deciding) > 1 and (idle := [name for name in deciding if name not in weighted]):
+            idle = [name for name in deciding if name not in weighted]
+            if len(deciding) > 1 and idle:
                 raise ValueError(
                     f"`dynamic_sampling_rewards` names {idle[0]!r}, whose weight in `reward_weights` is 0: it adds "
                     "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."

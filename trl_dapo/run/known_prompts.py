@@ -37,13 +37,16 @@ def learn_from(folder: str, sampler: Sampler) -> str:
             if num_asked[source, id_of_prompt(row)] > 1:  # one prompt with several golds: nobody knows which it was
                 continue
             # Of an id that stands for several prompts an evaluation says which one it is, if it saw several.
-            ids = [id_of_prompt(row), *([id_] if num_named[source, id_] <= 1 else [])]
-            if looked := next((found[source, each] for each in ids if (source, each) in found), None):
-                memory.update(name, *looked, step=0)
+            ids: list[str | None] = [id_of_prompt(row)]
+            if num_named[source, id_] <= 1:
+                ids.append(id_)
+            counts = next((found[source, each] for each in ids if (source, each) in found), None)
+            if counts is not None:
+                num_correct, num_completions = counts
+                memory.update(name, num_correct, num_completions, step=0)
     elif (groups := read_ledger(path)) is not None:
-        for name, num_correct, num_scored in zip(
-            *(groups[column].to_pylist() for column in ("prompt_id", "correct", "scored")), strict=True
-        ):
+        columns = [groups[column].to_pylist() for column in ("prompt_id", "correct", "scored")]
+        for name, num_correct, num_scored in zip(*columns, strict=True):
             if num_correct is not None:
                 memory.update(name, num_correct, num_scored, step=0)
     else:

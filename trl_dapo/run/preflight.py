@@ -83,8 +83,7 @@ class Preflight(TrainerCallback):
             ) from error
         for warning in filter(None, warnings if state.is_main_process else ()):
             logger.warning(warning)
-        if not self.args.skip_preflight:
-            self._tried_on = examples
+        self._tried_on = examples
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Have the reward functions score an example; one that cannot is refused, on every rank."""
@@ -141,15 +140,18 @@ class Preflight(TrainerCallback):
         try:
             self._score(example, num_first)
         except SetupError as error:
-            said = (
-                f"`dynamic_sampling_screen={screen.setting!r}` has the first {num_first} completions of a group scored"
+            failed = str(error.__cause__).rstrip(".")
+            why = (
+                f"`dynamic_sampling_screen={screen.setting!r}` has {num_first} completions of a group scored first, and "
+                f"{failed[:1].lower()}{failed[1:]}"
             )
             if not self.choice.may_leave_out_screen:
-                raise SetupError(f"{said}, and {str(error)[:1].lower()}{str(error)[1:]}") from error
+                raise SetupError(
+                    f"{why}. Set `dynamic_sampling_screen='off'`, or make the function score any number of completions."
+                ) from error
             assert self.sampler is not None
             self.sampler.selection.policies.remove(screen)
-            first_sentence = str(error.__cause__).rstrip(".")
-            self.choice.leave_out_screen(f"{said}, and {first_sentence[:1].lower()}{first_sentence[1:]}")
+            self.choice.leave_out_screen(why)
 
     def _score(self, example: dict, num: int) -> Tensor:
         """Return the rewards of so many equal completions of an example, by the first process."""
@@ -158,13 +160,16 @@ class Preflight(TrainerCallback):
         completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
         ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         rows = [copy.deepcopy(example) for _ in texts]
+        shown = copy.deepcopy(completions[0])
         try:
             return self.score(rows, completions, ids, _naming)[:num]
         except Exception as error:
-            hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' * conversational
+            hint = "Make it return a number for each completion, or `None` for one that it cannot score."
+            if conversational:
+                hint = 'A completion is a list of messages, and its text is `completion[0]["content"]`. ' + hint
             raise SetupError(
-                f"{str(error).rstrip('.')}. It was called for an example with {num} completions "
-                f"{MADE_UP!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
+                f"{str(error).rstrip('.')}. It was called for an example with {num} completions {shown!r}, before "
+                f"anything was generated. {hint}"
             ) from error
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of a run beside `max_steps`: rollouts that find nothing, passes over the dataset, tokens generated."""
+"""What ends a run before `max_steps`: rollouts that accept no group, and the limit of generated tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,21 +28,20 @@ class StopCallback(TrainerCallback):
 
     @property
     def limits(self) -> list[tuple[float, float]]:
-        """How far each end but `max_steps` is: what has been used so far, and the limit."""
-        sampler, args = self._sampler, self._args
-        if sampler is None:
+        """What has been used of each limit but `max_steps`, and the limit."""
+        limit = self._args.max_tokens_generated
+        if self._sampler is None or limit is None:
             return []
-        used = (sampler.passes, args.max_passes), (sampler.totals.tokens_generated, args.max_tokens_generated)
-        return [(value, limit) for value, limit in used if limit is not None]
+        return [(self._sampler.totals.tokens_generated, limit)]
 
     @property
     def is_past_a_limit(self) -> bool:
-        """Whether passes or tokens are used up, and nothing more is sampled."""
+        """Whether the generated tokens are used up, and nothing more is sampled."""
         return any(value >= limit for value, limit in self.limits)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether passes or tokens are used up, and what was sampled with them has trained."""
+        """Whether the generated tokens are used up, and all that was sampled has trained."""
         return self._is_between_rollouts() and self.is_past_a_limit
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:

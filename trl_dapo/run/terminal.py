@@ -40,9 +40,10 @@ HEADER_EVERY = 30  # rows
 WORTH_IT = 1.1  # times the informative groups of a step of GRPOTrainer; below it the end of a run gives advice
 DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
 DOING |= {"checkpoint": "saving a checkpoint"}
-# What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
+# What the trainer's time goes to, by its name in the log: if it samples itself, and if a server does.
 SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluations and checkpoints"}
-PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the server", **SHARED_PHASES})
+PHASES = {"sampling": "sampling", **SHARED_PHASES}
+PHASES_WITH_SERVER = {"wait": "waiting for the server", **SHARED_PHASES}
 
 
 def wrapped_for(file: IO[str], line: str) -> str:
@@ -141,12 +142,13 @@ def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
     prefixes = [prefix for prefix in timed if f"{prefix}_samples_per_second" in entry]  # as transformers logs both
     if not prefixes:
         return None
-    scores = {
-        match[1]: f"{value:.1%}"
-        for name, value in entry.items()
-        if (match := re.fullmatch(re.escape(prefixes[0]) + r"_((?:avg|pass|maj)@\d+)", name))
-    }
-    if not scores and (reward := entry.get("eval_reward")) is not None:
+    scores = {}
+    for name, value in entry.items():
+        match = re.fullmatch(re.escape(prefixes[0]) + r"_((?:avg|pass|maj)@\d+)", name)
+        if match:
+            scores[match[1]] = f"{value:.1%}"
+    reward = entry.get("eval_reward")
+    if not scores and reward is not None:
         scores = {"reward": format_number(reward)}
     return prefixes[0], scores
 
@@ -156,8 +158,9 @@ def format_evaluation(entry: dict) -> str | None:
     evaluation = _evaluation(entry)
     if evaluation is None:
         return None
-    figures = ", ".join(f"{name} {value}" for name, value in evaluation[1].items()) or "nothing was scored"
-    return f"{entry['step']:6d} {evaluation[0].replace('_', ' ', 1)}: {figures}"
+    name, scores = evaluation
+    figures = ", ".join(f"{score} {value}" for score, value in scores.items()) or "nothing was scored"
+    return f"{entry['step']:6d} {name.replace('_', ' ', 1)}: {figures}"
 
 
 # ---- The end ----
@@ -294,25 +297,29 @@ def summarize(
             )
             if advice := advise_on_batches(compared):
                 lines.append(f"Advice:    {advice}")
-    timeline = {
-        word: total([*log_history, rest or {}], f"timeline/{name}_seconds")
-        for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
-    }
+    waits = any("timeline/wait_seconds" in entry for entry in log_history)
+    phases = PHASES_WITH_SERVER if waits else PHASES
+    entries = [*log_history, rest or {}]
+    timeline = {word: total(entries, f"timeline/{name}_seconds") for name, word in phases.items()}
     if all_seconds := sum(timeline.values()):
         shares = ", ".join(f"{spent / all_seconds:.0%} {word}" for word, spent in timeline.items())
         lines.append(f"Time:      {shares}.")
     metrics = dict.fromkeys(name for entry in first for name in entry if re.fullmatch("rewards/.*/mean", name))
-    changes = [
-        f"{name.split('/')[1]} {change}"
-        for name in metrics
-        if (change := _change(first, last, name, format_number)) is not None
-    ]
+    changes = []
+    for name in metrics:
+        change = _change(first, last, name, format_number)
+        if change is not None:
+            changes.append(f"{name.split('/')[1]} {change}")
     if changes:
         lines.append(f"Rewards:   {', '.join(changes)} ({steps}).")
     evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for entry in log_history:
-        if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
-            evaluations.setdefault(evaluation[0], []).append((entry["step"], evaluation[1]))
+        evaluation = _evaluation(entry)
+        if evaluation is None:
+            continue
+        name, scores = evaluation
+        if scores:
+            evaluations.setdefault(name, []).append((entry["step"], scores))
     for name, scored in evaluations.items():
         (start, before), (end, after) = scored[0], scored[-1]
         changes = [
@@ -326,14 +333,14 @@ def summarize(
 
 
 def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
-    """What `num_train_epochs` does not mean, in one line; `None` where it does not apply."""
+    """Say in one line that epochs are counted in optimizer steps; `None` if that makes no difference to the run."""
     resamples = args.use_dynamic_sampling and args.dynamic_sampling_mode != "mask"
-    if args.max_steps > 0 or args.max_passes is not None or not resamples:
+    if args.max_steps > 0 or not resamples:
         return None
     return (
-        f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Prompts sampled in place of "
-        "dropped groups may make further passes over the dataset (`dynamic_sampling/passes`): `max_passes="
-        f"{args.num_train_epochs:g}` ends the run by passes."
+        f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Dropped groups are replaced, "
+        "so these steps may take more passes over the dataset (`dynamic_sampling/passes`). Set `max_steps` or "
+        "`max_tokens_generated` to end the run earlier."
     )
 
 
@@ -420,12 +427,6 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        if self._args.logging_style == "full":
-            if self.training_bar is not None:
-                super().on_log(args, state, control, logs, **kwargs)
-            else:
-                PrinterCallback.on_log(self, args, state, control, logs, **kwargs)
-            return
         logs = logs or {}
         entry = {**logs, "step": state.global_step}
         if (line := format_evaluation(entry)) is not None:
@@ -475,9 +476,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             num_groups_left=num_groups_left,
             rollouts=[] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals),
         )
-        # Of a resumed run that made no step, the rest was said by the run before.
         made_no_step = state.global_step == resumed_at > 0
-        for line in lines[-1:] if made_no_step else lines:
+        if made_no_step:
+            lines = lines[-1:]  # the run before said the rest
+        for line in lines:
             self.say(line)
 
     def _rollouts(self, last_step: int, totals: Totals) -> list[dict]:

@@ -179,7 +179,13 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     """Refuses what no parser of fields would; returns the command line, with the file of the recipe that it names."""
     settings: dict = {}
     # TRL's parser knows `--config` as a word of its own alone.
-    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    words = argv
+    argv = []
+    for word in words:
+        if word.startswith("--config="):
+            argv.extend(word.split("=", 1))
+        else:
+            argv.append(word)
     if "--config" in argv:
         place = argv.index("--config") + 1
         if not argv[place:] or argv[place].startswith("--"):
@@ -190,7 +196,8 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
         settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
-        if (name := name.replace("-", "_")) in ("__output_dir", "__accelerate_config", "__model_name_or_path"):
+        name = name.replace("-", "_")
+        if name in ("__output_dir", "__accelerate_config", "__model_name_or_path"):
             settings[name[2:]] = value or "".join(argv[place + 1 :][:1])
     if settings.get("accelerate_config") is not None:
         find_accelerate_config(str(settings["accelerate_config"]))

@@ -123,5 +123,7 @@ def _nearest_multiples(value: int, unit: int) -> str:
 
 
 def _count(number: float, noun: str) -> str:
-    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    if number == 1:
+        return f"{number:.10g} {noun}"
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:.10g} {noun}{ending}"

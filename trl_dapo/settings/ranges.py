@@ -96,7 +96,6 @@ RANGES = {
     "dynamic_sampling_accuracy_threshold": ANY,
     "batch_multiplier": POSITIVE_OR_NONE,
     "min_replace_ratio": SHARE,
-    "max_passes": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
     "max_tokens_generated": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
     "log_groups": Range(0, is_whole=True, hint="0 keeps no text."),
     # Loss
@@ -117,7 +116,6 @@ CHOICES: dict[str, tuple] = {
     "dynamic_sampling_mode": ("filter", "paper", "replace", "mask"),
     "dynamic_sampling_surplus": (None, "discard", "carry"),
     "rollouts_ahead": (0, 1, 2),
-    "logging_style": ("table", "full"),
     "vllm_lora_sync": (None, "adapter", "merge"),
     "vllm_mode": ("colocate", "server"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
@@ -142,7 +140,8 @@ def read_choice(name: str, value: Any) -> Any:
 def check_value(name: str, value: Any, allowed: Range) -> None:
     """Refuses what a setting may not be, with the value and what may be."""
     if value not in allowed:
-        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
+        hint = f" {allowed.hint}" if allowed.hint else ""
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{hint}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable) -> None:

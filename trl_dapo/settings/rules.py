@@ -109,8 +109,11 @@ def _why_no_kwarg(s: SimpleNamespace) -> str | None:
 
 def off_the_policy(s: Any) -> dict[str, str]:
     """What moves an engine's distribution off the policy's: settings with their values, and the way out of each."""
-    given = {name: value for name, same in OF_THE_POLICY.items() if (value := getattr(s, name)) not in same}
-    moved = {f"`{name}={value!r}`": f"`{name}={OF_THE_POLICY[name][0]}`" for name, value in given.items()}
+    moved = {}
+    for name, same in OF_THE_POLICY.items():
+        value = getattr(s, name)
+        if value not in same:
+            moved[f"`{name}={value!r}`"] = f"`{name}={same[0]}`"
     for name, value in _generation_kwargs(s).items():
         if name not in LEAVES_THE_DISTRIBUTION and value not in OF_THE_POLICY.get(name, ()):
             moved[f"`generation_kwargs['{name}']={value!r}`"] = f"no `generation_kwargs['{name}']`"
@@ -122,11 +125,6 @@ def _ruled_out(where: Callable[[SimpleNamespace], Any], said: str, name: str, *h
     return Rule(lambda s: where(s) and getattr(s, name) not in harmless, f"`{name}={{{name}!r}}` {said}", **facts)
 
 
-_counted_by_sampling = partial(
-    _ruled_out,
-    lambda s: not s.use_dynamic_sampling,
-    "is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. Set `max_steps` in its place.",
-)
 _idle_with_mask = partial(
     _ruled_out,
     lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask",
@@ -242,8 +240,11 @@ RULES: tuple[Rule, ...] = (
         "for all but the length penalty.",
     ),
     # ---- How prompts are sampled ----
-    _counted_by_sampling("max_passes", None),
-    _counted_by_sampling("max_tokens_generated", None),
+    Rule(
+        lambda s: not s.use_dynamic_sampling and s.max_tokens_generated is not None,
+        "`max_tokens_generated={max_tokens_generated}` is counted by dynamic sampling, which "
+        "`use_dynamic_sampling=False` turns off. Set `max_steps` instead.",
+    ),
     _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
     _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
     _idle_with_mask("dynamic_sampling_max_gen_batches", DEFAULT_MAX_GEN_BATCHES, 1),
@@ -256,12 +257,15 @@ RULES: tuple[Rule, ...] = (
     _ruled_out(
         lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode != "replace",
         "has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`. Set `dynamic_sampling_mode='replace'`.",
-        *("min_replace_ratio", DEFAULT_REPLACE_RATIO),
+        "min_replace_ratio",
+        DEFAULT_REPLACE_RATIO,
     ),
     _ruled_out(
         lambda s: s.use_dynamic_sampling and s.num_generations == 2,
         "has no effect with `num_generations=2`: a group of two has no first few. Leave it out.",
-        *("dynamic_sampling_screen", None, "off"),
+        "dynamic_sampling_screen",
+        None,
+        "off",
     ),
     Rule(
         lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
@@ -270,6 +274,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _not_screened("has_group_filter", "a `group_filter`, which is asked of whole groups"),
     _not_screened("has_rollout_func", "a `rollout_func`, which makes whole groups"),
+    _not_screened(
+        "has_environments",
+        "environments: a group is scored when it is whole, and those of its first completions are gone by then",
+    ),
     Rule(
         lambda s: _carries(s) and s.dynamic_sampling_mode == "replace",
         "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling_mode='replace'`, which stops before there "

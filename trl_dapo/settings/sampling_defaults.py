@@ -44,11 +44,8 @@ def why_not_screened(settings: Any, has_tools: bool, on_cpu: bool) -> str | None
         return (
             "`dynamic_sampling_screen` takes more rounds, and without vLLM each is as long as its longest completion"
         )
-    if settings.skip_preflight or has_tools:
-        return (
-            "`dynamic_sampling_screen` scores the first few completions of a group apart, and without the preflight "
-            "nothing can tell whether a reward function compares them"
-        )
+    if has_tools:
+        return "`dynamic_sampling_screen` takes more rounds, and with tools or environments each waits for the slowest one"
     return None
 
 

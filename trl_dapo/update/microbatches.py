@@ -113,7 +113,9 @@ class Rows:
     def waited_cost(self, plan: Sequence[Sequence[Sequence[int]]], in_step: bool) -> float:
         """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
         costs = [list(map(self.cost, rank)) for rank in plan]
-        return len(plan) * (sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs)))
+        if in_step:
+            return len(plan) * sum(max(step) for step in zip(*costs, strict=True))
+        return len(plan) * max(sum(of_rank) for of_rank in costs)
 
     # Micro-batches
 
@@ -175,7 +177,8 @@ class Rows:
         # are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the cheaper in
         # all. The budget is kept by any number from `fewest` on.
         cuts = []
-        for order in self.orders(pool) if pool else []:
+        orders = self.orders(pool) if pool else []
+        for order in orders:
             if len(self.fill(order)) <= num:
                 cap = self.cap_where(order, lambda filled: len(filled) <= num)[1]
                 cuts.append(self._halved(order, self.fill(order, cap), num))
@@ -191,8 +194,10 @@ class Rows:
         done: list[tuple[float, list[int]]] = []
 
         def add(cost: float, rows: list[int]) -> None:
-            # What is one row cannot be halved.
-            heapq.heappush(heap, (-cost, rows)) if len(rows) > 1 else done.append((-cost, rows))
+            if len(rows) > 1:
+                heapq.heappush(heap, (-cost, rows))
+            else:  # one row cannot be halved
+                done.append((-cost, rows))
 
         for (num_rows, cost), stop in zip(filled, stops, strict=True):
             add(cost, order[stop - num_rows : stop])

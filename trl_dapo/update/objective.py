@@ -41,8 +41,7 @@ class Objective:
             advantages = advantages.unsqueeze(1)
         old_logps = fill_old_logps(inputs.get("old_per_token_logps"), logps)
         ratio = probability_ratio(logps - old_logps, mask, self.level)
-        clip = (self.epsilon_low, self.epsilon_high, self.delta)
-        per_token_loss = clipped_loss(ratio, advantages, *clip)
+        per_token_loss = clipped_loss(ratio, advantages, self.epsilon_low, self.epsilon_high, self.delta)
         if self.off_policy_mask is not None:
             per_token_loss = per_token_loss * self.off_policy_mask(
                 advantages=advantages,
@@ -84,7 +83,8 @@ class Objective:
             weight = self.router_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / mean_num_microbatches
             tally.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
-        tally.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip), inputs.get("age"))
+        clipped = clipped_tokens(ratio, advantages, self.epsilon_low, self.epsilon_high, self.delta)
+        tally.add_tokens(mask, entropies, clipped, inputs.get("age"))
         return loss
 
 

@@ -275,7 +275,8 @@ class UpdatePhase(GRPOTrainer):
         if not self._window_microbatches:
             # Sampling needs the mode that Trainer.training_step would set.
             model.train()
-            if callable(train := getattr(self.optimizer, "train", None)):
+            train = getattr(self.optimizer, "train", None)
+            if callable(train):
                 train()
             self._open_window(self._window_batches or [inputs])
             self._window_batches = []

@@ -150,7 +150,8 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     def joined(key: str) -> Tensor:
         # One column everywhere is one value per row, even where all completions of a part have one token.
         one_column = all(part[key].dim() == 2 and part[key].size(1) == 1 for part in parts)
-        return torch.cat([part[key] for part in (parts if one_column else resized)])
+        joined_parts = parts if one_column else resized
+        return torch.cat([part[key] for part in joined_parts])
 
     return {key: joined(key) for key in parts[0] if ROLLOUT_KEYS[key][0] != "step"}
 

@@ -181,9 +181,13 @@ class Cutter:
                     f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self.budget}`. It is a "
                     "micro-batch of its own, as others will be: memory must hold the longest prompt and completion."
                 )
-        cost = self.multiple_of, self.attention
-        plans = plan_window_within_budget(lengths, self.budget, self.in_step, may_exchange, *cost)
-        return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
+        plans = plan_window_within_budget(
+            lengths, self.budget, self.in_step, may_exchange, self.multiple_of, self.attention
+        )
+        numbered: list[list[list[int]]] = []
+        for plan in plans:
+            numbered.append([[trains[row] for row in indices] for indices in plan])
+        return numbered
 
     def _deal(
         self, rows: dict, facts: RowFacts, plans: list[list[list[int]]]
