@@ -111,6 +111,7 @@ def test_every_batch_is_full_with_tools(tool_model, tmp_path):
         train_dataset=Dataset.from_dict({"prompt": questions}),
         tools=[double],
     )
+    assert trainer.args.dynamic_sampling_screen == "off"  # no call tells whether a reward compares completions
     assert trained_groups(trainer) == [8] * NUM_ROLLOUTS
 
 
