@@ -478,7 +478,7 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
 # ---- Asking for a few first ----
 
 
-def test_what_is_asked_ahead_has_the_rest_of_what_was_partial_groups_and_the_first_few_of_the_next(make, tiny_model):
+def test_what_is_asked_ahead_has_the_rest_of_partial_groups_and_the_first_completions_of_the_next(make, tiny_model):
     trainer = make(batch_multiplier=None, dynamic_sampling_screen="2", max_steps=5)
     errors = errors_of_old_logps(trainer, tiny_model)
     trainer.train()

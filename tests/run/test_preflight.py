@@ -3,18 +3,15 @@
 """What is tried before the first token."""
 
 import itertools
-import random
 import re
-from collections import Counter
 from contextlib import nullcontext
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers import right, run_preflight
-from transformers import Qwen3Config, Qwen3ForSequenceClassification
+from helpers import run_preflight
 
-from trl_dapo.run.preflight import SetupError, made_up_group, too_few_processes
+from trl_dapo.run.preflight import SetupError, too_few_processes
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
@@ -235,173 +232,43 @@ def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
     assert too_few_processes(1) is None
 
 
-# ---- What may be screened ----
+# ---- First completions ----
 
-DICE = random.Random(0)
+
 SCREENED = {"num_generations": 8, "per_device_train_batch_size": 8, "dynamic_sampling_screen": "3"}
 
 
-def said_of(completion):
-    text = completion if isinstance(completion, str) else completion[0]["content"]
-    return re.findall(r"boxed{(.*?)}|$", text)[0]
+def best_of_eight(completions, **kwargs):
+    lengths = torch.tensor([float(len(text)) for text in completions]).reshape(-1, 8)
+    return (lengths == lengths.max(dim=1, keepdim=True).values).float().flatten().tolist()
 
 
-def more_than_half(completions):
-    answers = [said_of(completion) for completion in completions]
-    return [float(answers.count(answer) > len(answers) / 2) for answer in answers]
+def test_a_function_that_cannot_score_a_part_of_a_group_is_refused_if_a_screen_was_asked_for(made):
+    said = refusal(made(best_of_eight, **SCREENED))
+    assert said.startswith(
+        "`dynamic_sampling_screen=3` has 3 completions of a group scored first, and the reward function "
+        "'best_of_eight' failed with RuntimeError: shape"
+    )
+    assert said.endswith("Set `dynamic_sampling_screen='off'`, or make the function score any number of completions.")
 
 
-def rank(completions):
-    return [sum(len(other) < len(text) for other in completions) / len(completions) for text in completions]
+def test_a_function_that_cannot_score_a_part_of_a_group_turns_the_default_screen_off(made, capsys):
+    trainer = made(best_of_eight, **SCREENED | {"dynamic_sampling_screen": None})
+    assert trainer._sampler.selection.splits_groups
+    run_preflight(trainer)
+    assert not trainer._sampler.selection.splits_groups
+    assert trainer.args.dynamic_sampling_screen == "off"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Off: `dynamic_sampling_screen='auto'` has 6 completions of a group scored first, and the reward" in said
 
 
-# Of the rewards of each size a made-up group tells that they compare.
-COMPARES = {
-    "more_than_half": more_than_half,
-    "rank": rank,
-    "longest": lambda texts: [float(len(text) == max(map(len, texts))) for text in texts],
-    "shortest": lambda texts: [float(len(text) == min(map(len, texts))) for text in texts],
-    "novelty": lambda texts: [1 / Counter(texts)[text] for text in texts],
-    "variety": lambda texts: [len(set(texts)) / len(texts)] * len(texts),
-    "by_place": lambda texts: [float(i % 8 == 0) for i in range(len(texts))],
-}
-
-
-def reward_that(name):
-    """A reward function of this name."""
-
-    def reward(completions, **kwargs):
-        return COMPARES[name](completions)
-
-    reward.__name__ = name
-    return reward
-
-
-async def centred(completions, **kwargs):
-    mean = sum(map(len, completions)) / len(completions)
-    return [len(text) - mean for text in completions]
-
-
-@pytest.mark.parametrize(
-    "compares", [*map(reward_that, ["longest", "by_place"]), centred], ids=lambda each: each.__name__
-)
-def test_a_reward_that_compares_the_completions_of_a_group_is_not_screened(made, compares):
-    said = refusal(made([zeros, compares], **SCREENED))
-    assert said.startswith("`dynamic_sampling_screen='3'` scores the first few completions of a group apart, but")
-    assert f"the reward function '{compares.__name__}' gave one completion" in said
-    if compares.__name__ == "longest":  # of eight two are the shortest but one; among the first two it is the longest
-        assert "gave one completion 0 beside the other 7 of its group, and 1 beside fewer" in said
-    assert "Leave it out, or score each completion on its own" in said
-
-
-def is_right(text, answer):
-    return answer in (text.strip(), said_of(text))
-
-
-def shortest_right(completions, answer):
-    best = min([len(text) for text, gold in zip(completions, answer, strict=True) if is_right(text, gold)], default=0)
-    return [is_right(text, gold) * (1.0 + (len(text) == best)) for text, gold in zip(completions, answer, strict=True)]
-
-
-def above_the_pass_rate(completions, answer):
-    right = [float(text.strip() == gold) for text, gold in zip(completions, answer, strict=True)]
-    return [one - sum(right) / len(right) for one in right]
-
-
-@pytest.mark.parametrize("column", ["answer", "letters"])
-@pytest.mark.parametrize("num", [4, 5, 8])
-@pytest.mark.parametrize("compares", [shortest_right, above_the_pass_rate])
-def test_a_reward_that_compares_right_completions_alone_is_not_screened(made, compares, num, column):
-    dataset = Dataset.from_dict({"prompt": ["2+35:"] * 16, "id": range(16), column: ["37"] * 16})
-    settings = {**SCREENED, "num_generations": num, "per_device_train_batch_size": num}
-
-    def reward(completions, **kwargs):
-        return compares(completions, kwargs[column])
-
-    assert "the reward function 'reward' gave one completion" in refusal(made(reward, dataset, **settings))
-
-
-@pytest.mark.parametrize("place", [0, 8, 15])
-def test_a_reward_that_compares_for_some_prompts_is_found_by_the_first_the_middle_and_the_last(made, place):
-    kinds = ["poem" if i == place else "sum" for i in range(16)]
-
-    def reward(completions, kind, **kwargs):
-        return rank(completions) if kind[0] == "poem" else [0.0] * len(completions)
-
-    said = refusal(made(reward, Dataset.from_dict({"prompt": ["2+35:"] * 16, "kind": kinds}), **SCREENED))
-    assert "the reward function 'reward' gave one completion" in said
-
-
-@pytest.mark.parametrize("num", range(4, 20))
-def test_a_made_up_group_of_any_size_tells_who_compares(num):
-    group = made_up_group(num)
-    assert len(group) == num
-    for name, compares in COMPARES.items():
-        assert compares(group) != compares(group[:2]) + compares(group[2:]), name
-
-
-def test_a_reward_that_cannot_take_a_part_of_a_group_is_not_screened(made):
-    def best_of(completions, **kwargs):
-        lengths = torch.tensor([float(len(text)) for text in completions]).reshape(-1, 8)
-        return (lengths == lengths.max(dim=1, keepdim=True).values).float().flatten().tolist()
-
-    assert "but the reward function 'best_of' failed with RuntimeError: shape" in refusal(made(best_of, **SCREENED))
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_reward_of_each_completion_alone_is_screened_without_a_word(made, caplog, chat):
+def test_functions_are_called_with_a_group_and_with_as_few_as_a_screen_samples_first(made):
     calls = []
 
-    def alone(completions, answer, **kwargs):
-        calls.append(len(completions))
+    def reward(completions, answer, **kwargs):
+        calls.append(list(completions))
         answer.clear()
-        return [float(said_of(text) == "1") for text in completions]
+        return [0.0] * len(completions)
 
-    async def unsure(completions, **kwargs):
-        return [None if said_of(text) == "1" else 0.5 for text in completions]
-
-    dataset = Dataset.from_dict({"prompt": [CHAT["prompt"] if chat else "2+2:"] * 16, "answer": [7] * 16})
-    run_preflight(made([alone, unsure], dataset, **SCREENED))
-    assert calls == [8, 2, 6] * 4  # a group for every answer, and one for each of three examples
-    assert screening(caplog) == []
-
-
-def test_a_reward_model_is_screened(made, caplog):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen3Config(vocab_size=128, num_key_value_heads=1, head_dim=8, num_labels=1, pad_token_id=0, **sizes)
-    model = Qwen3ForSequenceClassification(config).to(torch.bfloat16)
-    model.config._name_or_path = "judge"
-    tokenizers = [None, made(zeros, **SCREENED).processing_class]
-    run_preflight(made([right, model], reward_processing_classes=tokenizers, **SCREENED))
-    assert screening(caplog) == []
-
-
-# A number for each completion, one that slips once, one that fades from call to call, one that begins with the third.
-@pytest.mark.parametrize(
-    "answers", [lambda call: DICE.random(), lambda call: call != 3, lambda call: 0.985**call, lambda call: call > 2]
-)
-def test_a_judge_that_answers_as_it_likes_is_not_taken_for_one_that_compares(made, caplog, answers):
-    DICE.seed(0)
-    calls = itertools.count(1)
-
-    def judge(completions, **kwargs):
-        call = next(calls)
-        return [float(answers(call)) for _ in completions]
-
-    run_preflight(made([right, judge], **SCREENED))
-    (said,) = screening(caplog)
-    assert said.startswith("`dynamic_sampling_screen='3'` scores the first few completions of a group apart. That ")
-    assert said.endswith("That 'judge' would give the same beside the rest is assumed, not tried.")
-
-
-def test_where_nobody_is_asked_what_is_assumed_is_said(made, caplog):
-    for settings, num_said in ((SCREENED, 1), ({}, 0)):
-        caplog.clear()
-        trainer = made([right, reward_that("rank")], **settings)
-        trainer.preflight.examples = None  # as with environments, whose examples come with the rollout
-        run_preflight(trainer)
-        said = screening(caplog)
-        assert len(said) == num_said
-        ending = "That 'right', 'rank' would give the same beside the rest is assumed, not tried."
-        assert all(line.endswith(ending) for line in said)
+    run_preflight(made(reward, **SCREENED))
+    assert calls == [["Answer: 0"] * 8, ["Answer: 0"] * 3]

@@ -490,7 +490,7 @@ def num_half(log):
     ],
     ids=["dates", "images", "stream"],
 )
-def test_what_is_partial_groups_is_kept_whatever_its_columns_hold(tiny_model, tmp_path, dataset, caplog):
+def test_partial_groups_are_kept_whatever_its_columns_hold(tiny_model, tmp_path, dataset, caplog):
     def run(folder, checkpoint=None):
         seen = []
 
@@ -513,7 +513,7 @@ def test_what_is_partial_groups_is_kept_whatever_its_columns_hold(tiny_model, tm
     assert "left behind" not in caplog.text
 
 
-def test_what_is_partial_groups_of_a_prompt_that_is_another_now_is_left_behind_and_said(tiny_model, tmp_path, caplog):
+def test_a_partial_group_of_a_prompt_that_is_another_now_is_left_behind_and_said(tiny_model, tmp_path, caplog):
     """Its id and its place are the same, and it is none of the rows that tell datasets apart."""
 
     def run(odd, checkpoint=None):

@@ -577,7 +577,7 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     assert len(requests) > 3
 
 
-def test_the_share_that_a_band_accepts_of_what_is_partial_groups_is_known_after_a_resume():
+def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume():
     sampler = new(4, num_generations=4, screen=2)
     screened_round(sampler, only(sampler, sampler.next_requests(), 2), [1, 1])
     screened_round(sampler, only(sampler, sampler.next_requests(), 2), [2, 2])

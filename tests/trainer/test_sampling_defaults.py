@@ -2,16 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What dynamic sampling does if nothing is stated, and the line that says so at the start of a run."""
 
-from collections import Counter
-
 import pytest
-from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, run_preflight, tiny_config
+from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, tiny_config
 
+from trl_dapo.sampling.prompt_memory import PromptMemory
+from trl_dapo.sampling.screen import Screen
 from trl_dapo.settings.sampling_defaults import DEFAULTS, PAPER
-
-
-def rare_answer(completions, **kwargs):
-    return [float(Counter(completions)[completion] == 1) for completion in completions]
 
 
 def style(completions, **kwargs):
@@ -30,7 +26,8 @@ def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
     )
     trainer.train()
     assert all(getattr(args, name) == settings.get(name) for name in PAPER)  # not settled for the next trainer
-    return {name: getattr(trainer.args, name) for name in PAPER}, trainer._sampler.screen
+    screen = trainer._sampler.selection.find(Screen)
+    return {name: getattr(trainer.args, name) for name in PAPER}, screen and screen.setting
 
 
 def start_line(capsys):
@@ -98,7 +95,10 @@ def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
     args = tiny_config(tmp_path, max_steps=1)
     trainer = ScriptedTrainer(tiny_model, grade, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
     trainer.train()
-    assert (trainer.args.dynamic_sampling_memory, trainer._sampler.memory.prompts) == (True, set())
+    assert (trainer.args.dynamic_sampling_memory, trainer._sampler.selection.find(PromptMemory).prompts) == (
+        True,
+        set(),
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 1.5, 3])
@@ -132,15 +132,6 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
     )
 
 
-@pytest.mark.parametrize("reward", [right, rare_answer])
-def test_processes_score_whole_groups_where_a_reward_may_compare_them(tiny_model, tmp_path, reward):
-    args = tiny_config(tmp_path)
-    trainer = ScriptedTrainer(tiny_model, reward, args, train_dataset=prompts(8), script=None)
-    trainer._sampler.num_ranks = 2
-    run_preflight(trainer)
-    assert trainer._sampler.has_whole_groups == (reward is rare_answer)
-
-
 @pytest.mark.parametrize("stated", [{}, {"min_replace_ratio": 0.5, "dynamic_sampling_memory": True}])
 def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny_model, tmp_path, capsys, stated):
     args = tiny_config(tmp_path, use_dynamic_sampling=False, dynamic_sampling_rewards=["right"], **stated)
@@ -153,7 +144,6 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
     ("settings", "off", "why"),
     [
         ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
-        ({"reward_funcs": [right, rare_answer], "dynamic_sampling_rewards": ["right"]}, ["screen"], "'rare_answer'"),
         ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
         ({"dynamic_sampling_mode": "replace"}, ["surplus"], "`dynamic_sampling_mode='replace'`"),
     ],

@@ -26,6 +26,7 @@ from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.run.ledger import read_ledger
+from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
@@ -156,7 +157,7 @@ def test_each_prompt_has_a_memory_and_a_name_in_the_ledger_of_its_own_whatever_i
     trainer.train()
     sampled = {number(text) for text in trainer.sampled}
     assert sampled == {*range(12)}  # a pass samples all of them, of which a third are never solved
-    assert len(trainer._sampler.memory.prompts) == 12
+    assert len(trainer._sampler.selection.find(PromptMemory).prompts) == 12
     texts = {row["prompt_id"]: {row["prompt"]} for row in read_ledger(tmp_path).to_pylist() if row["prompt"]}
     assert len(texts) == 12
 
@@ -266,7 +267,7 @@ def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities(ti
     args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=2, dynamic_sampling_surplus="carry")
     trainer = DAPOTrainer(tiny_model, verdict_reward, args, train_dataset=prompts(24), rollout_func=rollout)
     # As with an engine that schedules completions: one round of twice the batch, all of it accepted.
-    trainer._sampler.max_round_size, trainer._sampler.batch_multiplier = None, 2.0
+    trainer._sampler.selection.max_round_size, trainer._sampler.selection.batch_multiplier = None, 2.0
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen[:16]} == {0, 1, 2, 3}

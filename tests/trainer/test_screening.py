@@ -1,14 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a few completions of a prompt first, and the rest only where these do not agree."""
+"""The first completions of a prompt are sampled first, and the rest only if their rewards differ."""
 
-from collections import Counter
+import random
+from collections import Counter, defaultdict
 
 import pytest
 import torch
-from helpers import ScriptedTrainer, number, prompts, right, spy_on_training, tiny_config
+from helpers import ScriptedTrainer, is_dummy, number, prompts, right, spy_on_training, tiny_config
 
 from trl_dapo.run.ledger import read_ledger
+from trl_dapo.sampling.prompt_memory import PromptMemory
 
 
 SCREENED = {"dynamic_sampling_screen": "2", "shuffle_dataset": False, "max_steps": 1}
@@ -56,7 +58,7 @@ def test_of_prompts_whose_first_few_agree_the_rest_is_not_asked_for(tiny_model, 
     assert log["dynamic_sampling/acceptance_rate"] == 4 / 7  # 7 is not decided on
 
 
-def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_partial_groups(tiny_model, tmp_path):
+def test_the_ledger_has_every_token_once_where_a_run_ends_with_partial_groups(tiny_model, tmp_path):
     settings = {"dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1, "log_groups": 100}
     trainer = make(tiny_model, tmp_path, **settings)
     trainer.train()
@@ -77,7 +79,7 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_partial_gr
     assert [row["outcome"] for row in rows if row["prompt_id"] == half["prompt_id"]] == ["trained"]
 
 
-def test_a_group_that_was_dropped_partial_groups_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
+def test_a_group_that_was_dropped_by_its_first_completions_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
     settings = {"dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, script=lambda text, i: "wrong", **settings)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -103,8 +105,10 @@ def test_a_band_of_accuracy_judges_whole_groups(tiny_model, tmp_path):
 def test_the_memory_hears_of_each_completion_once(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, dynamic_sampling_memory=True)
     trainer.train()
-    known = sorted((r.num_scored, r.num_correct) for r in trainer._sampler.memory._records.values())
-    # Prompts 0 3 6, and 7 half asked; 1 2 4 5 whole.
+    known = sorted(
+        (r.num_scored, r.num_correct) for r in trainer._sampler.selection.find(PromptMemory)._records.values()
+    )
+    # Prompts 0 3 6, and 7 in part; 1 2 4 5 whole.
     assert known == [(2, 0)] * 3 + [(2, 1)] + [(4, 1)] * 4
 
 
@@ -134,3 +138,92 @@ def test_auto_needs_to_know_what_is_right(tiny_model, tmp_path):
 
     with pytest.raises(ValueError, match="`dynamic_sampling_screen='auto'` needs to know which completions are right"):
         make(tiny_model, tmp_path, reward=[right, other], dynamic_sampling_screen="auto")
+
+
+# ---- A group is scored when it is whole ----
+
+
+CARRIED = {"dynamic_sampling_surplus": "carry", "max_steps": 3, "learning_rate": 1e-2}
+
+
+def advantages_of(seen):
+    """The advantages of each completion of each prompt: one, if equal completions of a group have equal ones."""
+    found = defaultdict(set)
+    for text, completion, advantage, _ in seen:
+        found[text, completion].add(round(advantage, 5))
+    return found
+
+
+def test_a_reward_of_the_step_gives_equal_completions_of_a_group_equal_advantages(tiny_model, tmp_path):
+    """A group of which the first completions wait over an optimizer step."""
+
+    def grows(completions, trainer_state, **kwargs):
+        return [float("right" in completion) * (1 + trainer_state.global_step) for completion in completions]
+
+    trainer = make(tiny_model, tmp_path, reward=grows, **CARRIED)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert all(len(advantages) == 1 for advantages in advantages_of(seen).values())
+    assert {completion for _, completion in advantages_of(seen)} > {"right"}
+    # Some groups were made whole after a step, with a value that their first completions did not have.
+    assert sum(log["dynamic_sampling/partial_groups"] for log in trainer.state.log_history[:-1]) > 0
+
+
+def test_a_reward_that_ranks_the_completions_of_a_group_ranks_all_of_it(tiny_model, tmp_path):
+    sizes = []
+
+    def rank(prompts, completions, **kwargs):
+        values = []
+        for prompt, one in zip(prompts, completions, strict=True):
+            others = [other for its, other in zip(prompts, completions, strict=True) if its == prompt]
+            values.append(float(sum(len(other) < len(one) for other in others)))
+        sizes.extend(Counter(prompts).values())
+        return values
+
+    seen_so_far = Counter()
+
+    def four_lengths(text, i):
+        seen_so_far[text] += 1
+        return "x" * seen_so_far[text]
+
+    trainer = make(tiny_model, tmp_path, reward=rank, script=four_lengths, **CARRIED)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    by_prompt = defaultdict(dict)
+    for text, completion, advantage, _ in seen:
+        by_prompt[text][len(completion)] = advantage
+    # Ranks 0, 1, 2, 3 have the mean 1.5 and the standard deviation 1.29: advantages of -1.16, -0.39, 0.39, 1.16.
+    for advantages in by_prompt.values():
+        assert [advantages[length] for length in (1, 2, 3, 4)] == pytest.approx(
+            [-1.162, -0.387, 0.387, 1.162], abs=1e-3
+        )
+    assert set(sizes) == {2, 4}  # first completions, and whole groups
+
+
+def test_a_reward_that_draws_at_random_is_drawn_once_for_all_completions_of_a_group(tiny_model, tmp_path):
+    """The values of a group that trains are those of one call; equal completions are drawn equally within a call."""
+    dice = random.Random(0)
+
+    def drawn(prompts, completions, **kwargs):
+        value = {text: dice.random() for text in sorted(set(completions))}
+        return [value[text] for text in completions]
+
+    trainer = make(tiny_model, tmp_path, reward=drawn, **CARRIED | {"dynamic_sampling_memory": False})
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {completion for _, completion in advantages_of(seen)} > {"right"}
+    assert all(len(advantages) == 1 for advantages in advantages_of(seen).values())
+
+
+def test_first_completions_are_scored_twice_and_those_of_dropped_groups_once(tiny_model, tmp_path):
+    """Prompts 0 3 6 are dropped by 2 completions; 1 2 4 5 are whole: 2 completions first, and then all 4."""
+    scored = Counter()
+
+    def counted(prompts, completions, **kwargs):
+        for prompt, completion in zip(prompts, completions, strict=True):
+            scored[number(prompt)] += not is_dummy(completion)
+        return right(completions)
+
+    trainer = make(tiny_model, tmp_path, reward=counted)
+    trainer.train()
+    assert scored == {0: 2, 1: 6, 2: 6, 3: 2, 4: 6, 5: 6, 6: 2, 7: 2}

@@ -141,14 +141,13 @@ class Preflight(TrainerCallback):
             self._score(example, num_first)
         except SetupError as error:
             failed = str(error.__cause__).rstrip(".")
+            setting = f"`dynamic_sampling_screen={screen.setting!r}`"
             why = (
-                f"`dynamic_sampling_screen={screen.setting!r}` has {num_first} completions of a group scored first, and "
-                f"{failed[:1].lower()}{failed[1:]}"
+                f"{setting} has {num_first} completions of a group scored first, and {failed[:1].lower()}{failed[1:]}"
             )
             if not self.choice.may_leave_out_screen:
-                raise SetupError(
-                    f"{why}. Set `dynamic_sampling_screen='off'`, or make the function score any number of completions."
-                ) from error
+                way_out = "Set `dynamic_sampling_screen='off'`, or make the function score any number of completions."
+                raise SetupError(f"{why}. {way_out}") from error
             assert self.sampler is not None
             self.sampler.selection.policies.remove(screen)
             self.choice.leave_out_screen(why)

@@ -45,7 +45,7 @@ def why_not_screened(settings: Any, has_tools: bool, on_cpu: bool) -> str | None
             "`dynamic_sampling_screen` takes more rounds, and without vLLM each is as long as its longest completion"
         )
     if has_tools:
-        return "`dynamic_sampling_screen` takes more rounds, and with tools or environments each waits for the slowest one"
+        return "`dynamic_sampling_screen` takes more rounds, and each waits for the slowest tool or environment"
     return None
 
 
