@@ -161,14 +161,14 @@ def server_is_lost_ahead(model, folder):
     with stand_ins(model) as clients:
         args = ahead_config(Path(folder) / "run", per_device_train_batch_size=4 // WORLD_SIZE)
         trainer = DAPOTrainer(model, right, args, train_dataset=prompts(40))
-        ask = trainer._ahead.ask
+        submit = trainer._ahead.submit
 
-        def lose(asks):
-            if clients and asks:
+        def lose(requests):
+            if clients and requests:
                 clients[0].error = ConnectionError("connection refused")
-            ask(asks)
+            submit(requests)
 
-        trainer._ahead.ask = lose
+        trainer._ahead.submit = lose
         try:
             trainer.train()
         except RuntimeError as error:

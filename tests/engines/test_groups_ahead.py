@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two rollouts ahead, with a scripted engine that serves LoRA adapters: groups arrive one by one, in any order."""
 
-import json
 import math
 import threading
 from collections import Counter
@@ -40,15 +39,13 @@ def make(tiny_model, tmp_path):
 
 def trained_prompts(trainer):
     """The numbers of the prompts whose groups train, rollout by rollout."""
-    trained, train_on = [], trainer._train_on
+    trained, build = [], trainer._build_training_batch
 
     def spy(sampler, batch):
-        of_groups = [(sampler.rollout.rounds[group.round], group.index) for group in batch.train]
-        rows = [round_.rows.prompts[round_.local_rows(index)[1][0]] for round_, index in of_groups]
-        trained.append([number(prompt) for prompt in rows])
-        return train_on(sampler, batch)
+        trained.append([number(group.rows[0].prompt) for group in batch.train])
+        return build(sampler, batch)
 
-    trainer._train_on = spy
+    trainer._build_training_batch = spy
     return trained
 
 
@@ -93,17 +90,17 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
 def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer_comes_first(make):
     """Prompt 10 is the second rollout's, which has taken four groups before; its answer is the last of 21."""
     early, late = after_training(make("early", max_steps=4)), make("late", max_steps=4)
-    held, ask, came_first = hold(late, 10), late._ahead.ask, []
+    held, submit, came_first = hold(late, 10), late._ahead.submit, []
 
-    def ask_and_let_all_others_come_first(asks):
-        ask(asks)
+    def submit_and_let_all_others_come_first(requests):
+        submit(requests)
         if not held.is_set():
             wait_for_the_others(late)
-            came_first[:] = [number(request.example["prompt"]) for request in asks]
+            came_first[:] = [number(request.group.example["prompt"]) for request in requests]
             if len(late.trained) == 1 and late._sampler.rollout.accepted:
                 held.set()
 
-    late._ahead.ask = ask_and_let_all_others_come_first
+    late._ahead.submit = submit_and_let_all_others_come_first
     late.train()
     assert came_first == list(range(10, 21))
     assert late.trained == early.trained
@@ -196,18 +193,17 @@ def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_
     first._ahead._close = held.set
     with pytest.raises(KeyboardInterrupt):
         first.train()  # a checkpoint was written though two answers were still to come
-    shared = json.loads((tmp_path / "first/checkpoint-2/dapo_state.json").read_text())
-    asks = [int(name.partition(" ")[0]) for _, _, name, *_ in shared["ahead"]["asks"]]
-    answers = torch.load(tmp_path / "first/checkpoint-2/dapo_state_rank0.pt", weights_only=True)["ahead"]["answers"]
-    answered = [position for (_, position), _ in answers]
-    assert {*asks} - {*answered} == {13, 16}
+    state = torch.load(tmp_path / "first/checkpoint-2/dapo_state_rank0.pt", weights_only=True)
+    in_flight = [group["number"] for group in state["queue"]["groups"] if group["request"] is not None]
+    answered = {*state["ahead"]["answers"]}
+    assert {*in_flight} - answered == {13, 16}
     resumed = make("resumed", **SAVES)
     earlier = PeftModel.from_pretrained(with_adapter(tiny_model).unload(), str(tmp_path / "first/checkpoint-1"))
     snapshots = {0: with_adapter(tiny_model).eval(), 1: earlier.eval()}
     errors = errors_of_old_logps(resumed, tiny_model, snapshots=snapshots)
     resumed.train(resume_from_checkpoint=str(tmp_path / "first/checkpoint-2"))
     assert Counter(resumed.client.asked)[13] == Counter(resumed.client.asked)[16] == 1
-    assert not {*resumed.client.asked} & {*answered}
+    assert not {*resumed.client.asked} & answered
     assert in_one(map(sorted, first.trained[:2] + resumed.trained)) == solved(20)  # none twice, none lost
     assert max(error for found in errors.values() for error in found) < 1e-4
     assert logged(resumed, "overlap/groups_by_staleness/0")[2] == 2.0  # prompts 13 and 16

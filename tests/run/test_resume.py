@@ -133,8 +133,8 @@ def lets_in_few(rewards, rows):
 )
 def test_groups_are_left_behind_where_a_filter_appears_goes_or_changes(run, tmp_path, there, here, caplog):
     run(1, group_filter=there, **CARRY)
-    assert torch.load(tmp_path / "checkpoint-1" / "dapo_state_rank0.pt", weights_only=True)["carried"] is not None
-    assert bool(run(2, "checkpoint-1", group_filter=here, **CARRY)._sampler.rollout.carried) == (there is here)
+    assert torch.load(tmp_path / "checkpoint-1" / "dapo_state_rank0.pt", weights_only=True)["queue"]["groups"]
+    assert bool(run(2, "checkpoint-1", group_filter=here, **CARRY)._sampler.rollout.num_carried) == (there is here)
     assert ("`group_filter` (" in caplog.text) == (there is not here)
 
 
@@ -525,11 +525,12 @@ def test_a_partial_group_of_a_prompt_that_is_another_now_is_left_behind_and_said
 
     log = next(log for log in run("prompt").state.log_history[:3] if num_half(log))
     checkpoint = tmp_path / f"checkpoint-{log['step']}"
-    half = torch.load(checkpoint / RANK_NAME.format(0), weights_only=True)["carried"]["half"]
-    changed = [name for _, _, name, *_ in half if int(name.partition(" ")[0]) % 2]
+    groups = torch.load(checkpoint / RANK_NAME.format(0), weights_only=True)["queue"]["groups"]
+    partial = [group["name"] for group in groups if group["state"] == "partial"]
+    changed = [name for name in partial if int(name.partition(" ")[0]) % 2]
     assert changed
     run("question", str(checkpoint))
-    said = f"holds half of {len(changed)} groups whose examples are not found again: they are left behind"
+    said = f"holds the first completions of {len(changed)} groups whose examples are not found again: they are left"
     assert said in caplog.text
 
 
