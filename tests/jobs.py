@@ -125,7 +125,7 @@ class AwaitAnswers(TrainerCallback):
         self.ahead = trainer._ahead
 
     def on_step_end(self, args, state, control, **kwargs):
-        wait([call for call in self.ahead._asked.values() if call is not None])
+        wait([call for call in self.ahead._requested.values() if call is not None])
 
 
 def rollouts_ahead(model, folder, num_runs, num_ahead=1):
