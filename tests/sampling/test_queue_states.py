@@ -823,3 +823,16 @@ def play(config: Config, events: Sequence[Any]) -> None:
 @given(config=configs(), events=EVENTS)
 def test_no_group_is_lost_or_trains_twice_whatever_happens(config, events):
     play(config, events)
+
+
+SCREENED = Config(target=1, num_generations=3, num_ranks=1, screen=2, pass_rates=(0.5,), shuffles=False)
+AHEAD = Config(target=1, num_generations=2, num_ranks=1, carries=True, ahead=1, pass_rates=(0.5,), shuffles=False)
+# The shortest sequences of events that went wrong once.
+MISTAKES = {
+    "rest_of_a_group_in_an_environment": (replace(SCREENED, moves=False), [RolloutEvent()]),
+}
+
+
+@pytest.mark.parametrize(("config", "events"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_what_went_wrong_once(config, events):
+    play(config, events)
