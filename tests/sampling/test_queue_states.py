@@ -830,6 +830,7 @@ AHEAD = Config(target=1, num_generations=2, num_ranks=1, carries=True, ahead=1, 
 # The shortest sequences of events that went wrong once.
 MISTAKES = {
     "rest_of_a_group_in_an_environment": (replace(SCREENED, moves=False), [RolloutEvent()]),
+    "resume_without_its_queue": (AHEAD, [RolloutEvent(), ResumeEvent(into_used=True, has_queue=False)]),
 }
 
 

@@ -107,6 +107,10 @@ class GroupQueue:
         for group in self.drawn:
             del self._groups[group.number]
 
+    def clear(self) -> None:
+        """Take out all groups."""
+        self._groups = {}
+
     def renew(self, numbers: Collection[int], rollout: int, step: int) -> None:
         """Note that these groups in flight are requested again, of the policy of this rollout."""
         for request in self.in_flight:

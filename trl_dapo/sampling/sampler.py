@@ -345,6 +345,8 @@ class Sampler:
                 policy.load_state_dict(state["policies"][type(policy).__name__])
         self.selection.predict_the_past()
         num_lost = 0
+        self.unanswered = set()
+        self.queue.clear()  # of a run that went on in this process before
         if keeps_groups:
             assert queue is not None
             num_lost, has_all = self.queue.load_state_dict(queue, self.stream)
