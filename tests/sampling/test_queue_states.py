@@ -831,6 +831,8 @@ AHEAD = Config(target=1, num_generations=2, num_ranks=1, carries=True, ahead=1, 
 MISTAKES = {
     "rest_of_a_group_in_an_environment": (replace(SCREENED, moves=False), [RolloutEvent()]),
     "resume_without_its_queue": (AHEAD, [RolloutEvent(), ResumeEvent(into_used=True, has_queue=False)]),
+    "rewards_that_raise": (replace(AHEAD, carries=False, ahead=0), [RolloutEvent(0, "received"), RolloutEvent()]),
+    "rewards_that_raise_ahead": (AHEAD, [RolloutEvent(0, "received"), RolloutEvent()]),
 }
 
 

@@ -123,6 +123,7 @@ class Sampler:
         self._is_open = True
         for policy in self.selection.policies:
             policy.start_rollout()
+        self.queue.forget_unsettled()
         if self.ahead:
             self.queue.renew(self.unanswered, self.rollout.number, step)
         else:
