@@ -833,6 +833,10 @@ MISTAKES = {
     "resume_without_its_queue": (AHEAD, [RolloutEvent(), ResumeEvent(into_used=True, has_queue=False)]),
     "rewards_that_raise": (replace(AHEAD, carries=False, ahead=0), [RolloutEvent(0, "received"), RolloutEvent()]),
     "rewards_that_raise_ahead": (AHEAD, [RolloutEvent(0, "received"), RolloutEvent()]),
+    "second_save_of_a_carried_group": (
+        replace(AHEAD, ahead=0, num_generations=4, batch_multiplier=3.0),
+        [RolloutEvent(), ResumeEvent()],
+    ),
 }
 
 

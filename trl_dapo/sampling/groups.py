@@ -149,12 +149,13 @@ class PromptGroup:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, with the rows of this process; loadable with `weights_only=True`."""
-        request = self.request
+        request, is_accepted = self.request, self.state is GroupState.ACCEPTED
         return {
             "number": self.number,
             "name": self.name,
             "stream_position": self.stream_position,
-            "example": content_digest({**self.example, "id": None}),
+            # An accepted group is not sampled again, so its example is not looked for.
+            "example": None if is_accepted else content_digest({**self.example, "id": None}),
             "source": self.source,
             "state": self.state.value,
             "request": None
