@@ -291,6 +291,7 @@ class Book:
     outcomes: dict[int, str] = field(default_factory=dict)  # by the number of each group that has left the queue
     ids: dict[tuple[int, int], int] = field(default_factory=dict)  # of completions, by group and index
     versions: dict[int, int] = field(default_factory=dict)  # by completion, of the policy that sampled it
+    trained: set[int] = field(default_factory=set)  # completions
     rollout_versions: dict[int, int] = field(default_factory=dict)  # by the rollout's number
     first_number: int = 0  # groups before it were forgotten, when a resume did not find them
     next_number: int = 0  # of the group that is drawn next
@@ -317,7 +318,6 @@ class Run:
         self.samplers = [new_sampler(config, self.book.content) for _ in range(config.num_ranks)]
         self.checkpoint: Checkpoint | None = None
         self.has_failed = False  # in the middle of a rollout
-        self.trained: set[int] = set()  # ids of completions that trained, in this branch of the run
         self.trace: list[Any] = []
 
     @property
@@ -473,7 +473,9 @@ class Run:
             for group in (request.group for request in own):
                 ids = [self.book.ids[group.number, index] for index in range(group.num_received)]
                 assert group.rewards[:, 2].tolist() == ids, "A completion has the reward of another one."
-                assert group.extra_logs["said"] == [str(id_) for id_ in ids], "A log is of another completion."
+                for said, id_ in zip(group.extra_logs["said"], ids, strict=True):
+                    is_forgotten = said is None and not moves  # as the end of a rollout forgets it
+                    assert said == str(id_) or is_forgotten, "A log is of another completion."
                 if group.is_whole and moves:
                     assert len({*group.rewards[:, 1].tolist()}) == 1, "A whole group was scored by several processes."
 
@@ -578,8 +580,8 @@ class Run:
             assert group.staleness(sampler.rollout.number) <= MAX_STALENESS, "A group is too stale to train."
             for index in range(group.num_received):
                 id_ = book.ids[group.number, index]
-                assert id_ not in self.trained, "A completion trains twice."
-                self.trained.add(id_)
+                assert id_ not in book.trained, "A completion trains twice."
+                book.trained.add(id_)
                 assert book.version - book.versions[id_] <= MAX_STALENESS, "A completion is too stale to train."
         for group in (*batch.surplus, *batch.given_up):
             self._note_left(group)
@@ -642,12 +644,9 @@ class Run:
             self.save()
         checkpoint = self.checkpoint
         assert checkpoint is not None
-        is_new_branch = event.is_from_last
         before = Run(self.config, self.network, copy.deepcopy(self.book))
-        before.samplers, before.trained = self.samplers, set(self.trained)
+        before.samplers = self.samplers
         self.book = copy.deepcopy(checkpoint.book)
-        if is_new_branch:  # what trained after the checkpoint is undone
-            self.trained = {id_ for id_ in self.trained if id_ < self.book.num_sampled}
         content = checkpoint.book.content if event.data == "same" else event.data
         into_used = event.into_used and content == before.book.content
         if not into_used:
@@ -666,7 +665,7 @@ class Run:
             for sampler in self.samplers:
                 sampler.unanswered = {request.group.number for request in requests} - {*answered}
         self.book.submitted = {number: self.book.submitted[number] for number in answered}
-        if is_whole and not into_used and not is_new_branch and len(answered) == len(requests):
+        if is_whole and not into_used and not event.is_from_last and len(answered) == len(requests):
             for one in (before, self):
                 one.trace = []
                 one.roll_out(RolloutEvent())
