@@ -840,10 +840,6 @@ MISTAKES = {
         replace(AHEAD, num_generations=3, screen=2),
         [RolloutEvent(), RolloutEvent(), RolloutEvent(0), RolloutEvent()],
     ),
-    "stale_after_three_interruptions": (
-        replace(AHEAD, ahead=0, batch_multiplier=3.0),
-        [RolloutEvent(), RolloutEvent(0), RolloutEvent(0), RolloutEvent(0), RolloutEvent()],
-    ),
 }
 
 
