@@ -96,6 +96,7 @@ class PromptGroup:
     policy_steps: list[int] = field(default_factory=list)  # optimizer steps behind that policy
     ranks: list[int] = field(default_factory=list)  # the process that holds its row
     rows: dict[int, Row] = field(default_factory=dict)  # those that this process holds, by their index in the group
+    num_settled: int = 0  # completions on which it was decided; the others are of a round that is under way
 
     @property
     def num_received(self) -> int:
@@ -133,18 +134,28 @@ class PromptGroup:
         self.policy_rollouts += [request.policy_rollout] * len(ranks)
         self.policy_steps += [request.policy_step] * len(ranks)
 
+    def forget_unsettled(self) -> None:
+        """Forget completions on which it was not decided, because their round was interrupted."""
+        num = self.num_settled
+        for column in (self.lengths, self.truncated, self.policy_rollouts, self.policy_steps, self.ranks):
+            del column[num:]
+        self.rewards = self.rewards[:num]
+        self.extra_logs = {name: values[:num] for name, values in self.extra_logs.items()}
+        self.rows = {index: row for index, row in self.rows.items() if index < num}
+
     def shorten_rows(self) -> None:
         """Keep one token of each completion: of a dropped group no more is needed than fills a batch."""
         self.rows = {index: row.shortened() for index, row in self.rows.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, with the rows of this process; loadable with `weights_only=True`."""
-        request = self.request
+        request, is_accepted = self.request, self.state is GroupState.ACCEPTED
         return {
             "number": self.number,
             "name": self.name,
             "stream_position": self.stream_position,
-            "example": content_digest({**self.example, "id": None}),
+            # An accepted group is not sampled again, so its example is not looked for.
+            "example": None if is_accepted else content_digest({**self.example, "id": None}),
             "source": self.source,
             "state": self.state.value,
             "request": None
@@ -166,7 +177,7 @@ class PromptGroup:
         group = cls(state["number"], state["name"], example, num_generations, position)
         for name in _PLAIN_COLUMNS:
             setattr(group, name, state[name])
-        group.state = GroupState(state["state"])
+        group.state, group.num_settled = GroupState(state["state"]), len(group.ranks)
         group.rows = {index: Row.from_state_dict(row) for index, row in state["rows"].items()}
         if state["request"] is not None:
             group.request = GenerationRequest(group, *state["request"])

@@ -77,7 +77,7 @@ class GroupQueue:
     def settle(self, group: PromptGroup, state: GroupState, reason: str | None = None) -> None:
         """Note what was decided on a group whose completions have come."""
         group.move_to(state, reason)
-        group.request = None
+        group.request, group.num_settled = None, group.num_received
         if state is GroupState.DROPPED:
             del self._groups[group.number]
 
@@ -106,6 +106,15 @@ class GroupQueue:
         self.cancel_requests()
         for group in self.drawn:
             del self._groups[group.number]
+
+    def forget_unsettled(self) -> None:
+        """Forget the completions of a round that was interrupted before it was decided on them."""
+        for request in self.in_flight:
+            request.group.forget_unsettled()
+
+    def clear(self) -> None:
+        """Take out all groups."""
+        self._groups = {}
 
     def renew(self, numbers: Collection[int], rollout: int, step: int) -> None:
         """Note that these groups in flight are requested again, of the policy of this rollout."""

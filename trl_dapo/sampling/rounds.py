@@ -173,9 +173,15 @@ def note_scores(plan: ScoringPlan, rewards_BF: Tensor, logs: dict[str, list]) ->
         groups[group.number] = group
         places.setdefault(group.number, {}).setdefault(index, place)
     for number, group in groups.items():
-        order = [places[number][index] for index in range(group.num_received)]
-        group.rewards = rewards_BF[order].cpu()
-        group.extra_logs = {name: [values[place] for place in order] for name, values in logs.items()}
+        # Completions that cannot be moved keep the scores that an earlier round gave them.
+        num_known = min(places[number])
+        order = [places[number][index] for index in range(num_known, group.num_received)]
+        new_rewards, known_logs = rewards_BF[order].cpu(), group.extra_logs
+        group.rewards = torch.cat([group.rewards[:num_known], new_rewards]) if num_known else new_rewards
+        group.extra_logs = {
+            name: [*known_logs.get(name, [None] * num_known)[:num_known], *(values[place] for place in order)]
+            for name, values in logs.items()
+        }
 
 
 def rows_of_batch(

@@ -119,10 +119,11 @@ class Sampler:
     def start_rollout(self, step: int = 0) -> None:
         """Begin a rollout with the policy after so many optimizer steps."""
         self.rollout = self.next_rollout(step)
-        self.num_rollouts += 1
+        self.num_rollouts = self.rollout.number + 1
         self._is_open = True
         for policy in self.selection.policies:
             policy.start_rollout()
+        self.queue.forget_unsettled()
         if self.ahead:
             self.queue.renew(self.unanswered, self.rollout.number, step)
         else:
@@ -131,7 +132,9 @@ class Sampler:
 
     def next_rollout(self, step: int = 0) -> Rollout:
         """Return the rollout that begins next."""
-        return Rollout(self.target, self.num_rollouts, step, num_carried=len(self.queue.accepted))
+        # One that was interrupted begins again: no policy has come between, so that nothing is more stale.
+        number = self.num_rollouts - 1 if self._is_open else self.num_rollouts
+        return Rollout(self.target, number, step, num_carried=len(self.queue.accepted))
 
     @property
     def max_completions(self) -> float:
@@ -345,6 +348,8 @@ class Sampler:
                 policy.load_state_dict(state["policies"][type(policy).__name__])
         self.selection.predict_the_past()
         num_lost = 0
+        self.unanswered, self._is_open = set(), False
+        self.queue.clear()  # of a run that went on in this process before
         if keeps_groups:
             assert queue is not None
             num_lost, has_all = self.queue.load_state_dict(queue, self.stream)
