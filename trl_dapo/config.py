@@ -147,11 +147,12 @@ class DAPOConfig(GRPOConfig):
             off-policy, with the log-probabilities of the policy that sampled them. `"discard"` does not. Defaults to
             `"carry"` where the run supports it; of what is off, as with the next two, a line at the start says why.
         dynamic_sampling_screen (`str`, *optional*):
-            How many completions of a prompt to ask for first, such as `"4"`. The rest of its group is asked for only
-            where these do not agree, together with the next prompts. `"auto"` takes the cheapest number for each
-            prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. Carrying completes
-            started groups in the next rollout. Defaults to `"auto"` where no reward function compares completions,
-            except with tools, or with transformers on a GPU.
+            How many completions of a prompt to sample first, such as `"4"`. The rest of its group is sampled only if
+            their rewards differ, together with the next prompts. A group that is whole is scored again, in one call,
+            and those rewards count. `"auto"` takes the cheapest number for each prompt, by its pass rate or that of
+            all prompts. `"off"` samples whole groups at once. Carrying completes started groups in the next rollout.
+            Defaults to `"auto"` if the rewards say which completions are right, except with tools, or with
+            transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
             The folder of an evaluation of the training prompts, of an earlier run or of a checkpoint is remembered
