@@ -59,6 +59,11 @@ def num_tokens(found):
     return [len(row.completion_ids) for row in found]
 
 
+def as_text(share):
+    """Completions by their group's name and their index."""
+    return " ".join(f"{group.name}{index}" for group, index in share)
+
+
 class SentError(Exception):
     """What a process sends, before the others have sent theirs."""
 
@@ -282,11 +287,6 @@ def requests_of(num_ranks, num_generations, asked):
     for place, (group, _) in enumerate(completions):
         group.receive(requests[group.number], [place // per_rank])
     return requests, completions
-
-
-def as_text(share):
-    """Completions by their group's letter and their index."""
-    return " ".join(f"{group.name}{index}" for group, index in share)
 
 
 def plan_of(num_ranks, num_generations, asked, **options):
