@@ -21,7 +21,11 @@ ROWS = [{"prompt": f"prompt {i}", "solution": str(i), "source": "sums"} for i in
 
 def sampler(dataset=None):
     stream = PromptStream(dataset or Dataset.from_list(ROWS), seed=0)
-    return Sampler(stream, target=1, num_generations=8, memory=PromptMemory())
+    return Sampler(stream, target=1, num_generations=8, policies=[PromptMemory()])
+
+
+def memory_of(sampler):
+    return sampler.selection.find(PromptMemory)
 
 
 def names(made):
@@ -53,8 +57,8 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
     made = sampler(Dataset.from_list([*ROWS, ROWS[0]]))  # where the first stands twice, it is learnt once
     folder = evaluation(tmp_path, [asked(ROWS[0], 2), asked(ROWS[1], 0), asked(ROWS[2], 0, source="other")])
     assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
-    first, second, third = map(made.memory.pass_rate, names(made)[:3])
-    prior = made.memory.population.pass_rate()
+    first, second, third = map(memory_of(made).pass_rate, names(made)[:3])
+    prior = memory_of(made).population.pass_rate()
     assert third == prior  # of another source, and so not asked
     assert first == pytest.approx((prior[0] + 2 / 2, prior[1] + 6 / 2))
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
@@ -73,19 +77,19 @@ def test_an_evaluation_teaches_nothing_of_an_id_that_several_training_prompts_ha
     made = sampler(Dataset.from_list([row | {"id": i} for i, row in zip([0, 0, 1, 2], ROWS, strict=True)]))
     folder = evaluation(tmp_path, [asked(ROWS[0] | {"id": i}, 4) for i in range(3)])
     assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
-    assert made.memory.prompts == {*names(made)[2:]}
+    assert memory_of(made).prompts == {*names(made)[2:]}
 
 
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
 def test_a_run_begins_with_what_an_earlier_one_saw(trained, tmp_path, of, capsys):
     earlier = trained("run")
     folder = tmp_path / "run" if of == "run" else tmp_path / "run" / "checkpoint-2"
-    seen = earlier._sampler.memory.prompts
+    seen = memory_of(earlier._sampler).prompts
     capsys.readouterr()
     later = trained("later", dynamic_sampling_memory=str(folder), seed=7)
     assert f"{len(seen)} of 48 prompts are known from `{folder}`." in " ".join(capsys.readouterr().out.split())
-    assert later._sampler.memory.seed == 7
-    assert seen < later._sampler.memory.prompts
+    assert memory_of(later._sampler).seed == 7
+    assert seen < memory_of(later._sampler).prompts
 
 
 def test_a_checkpoints_own_memory_goes_on_at_a_resume(trained, tmp_path):
@@ -94,8 +98,8 @@ def test_a_checkpoints_own_memory_goes_on_at_a_resume(trained, tmp_path):
     whole = trained("a", **settings)
     trained("b", **settings | {"max_steps": 2})
     again = trained("b", resumes=True, **settings)
-    assert again._sampler.memory.state_dict() == whole._sampler.memory.state_dict()
-    assert again._sampler.memory._records == whole._sampler.memory._records
+    assert memory_of(again._sampler).state_dict() == memory_of(whole._sampler).state_dict()
+    assert memory_of(again._sampler)._records == memory_of(whole._sampler)._records
 
 
 @pytest.mark.parametrize(

@@ -16,41 +16,54 @@ from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run import ledger
 from trl_dapo.run.counts import num_accepted
 from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger, read_rollouts
+from trl_dapo.sampling.groups import GenerationRequest
+from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rounds import Ask, Round, Rows
+from trl_dapo.sampling.rounds import Completion, Round
 from trl_dapo.sampling.sampler import Sampler
+from trl_dapo.sampling.screen import Screen
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
-def sampled(rewards_NF, lengths, sources=None, seconds=0.0, step=0):
-    """A round of groups of 2, named after its prompts' places, of the policy after so many optimizer steps."""
-    rewards_BF = torch.tensor(rewards_NF).view(len(lengths), -1)
-    names = [f"p{i}" for i in range(len(lengths) // 2)]
-    truncated_B = torch.tensor(lengths) == 9
-    facts = rewards_BF, torch.tensor(lengths), truncated_B, {}, {}
-    asks = [Ask(name, {}, 2, step=step) for name in names]
-    return Round(names, Rows.empty(), *facts, sources=sources, seconds=seconds, asks=asks)
-
-
-def new_sampler(target, **options):
+def new_sampler(target, num_generations=2, **options):
     stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * 50, "id": list(range(50))}), seed=0)
-    sampler = Sampler(stream, target=target, num_generations=2, **options)
-    sampler.begin()
+    sampler = Sampler(stream, target=target, num_generations=num_generations, **options)
+    sampler.start_rollout()
     return sampler
 
 
-def rows_of(sampler, step=0, names=("right",), chosen=None, columns=("right",)) -> dict:
-    """What the ledger says of the sampler's rollout."""
-    task = TaskReward.choose(list(names), torch.ones(len(names)), chosen)
-    return describe_groups(sampler.rollout, sampler.batch(), step, task, list(columns), {})
+def play(sampler, rewards_NF, lengths, reasons, sources=None, seconds=0.0, step=0, names=None):
+    """A round of groups named after their places, by the policy after so many optimizer steps; its groups."""
+    rewards_BF = torch.tensor(rewards_NF).view(len(lengths), -1)
+    size = len(lengths) // len(reasons)
+    requests, completions = [], []
+    for i in range(len(reasons)):
+        example = {} if sources is None else {"source": sources[i]}
+        group = sampler.queue.draw(names[i] if names else f"p{i}", example, (0, i))
+        requests.append(GenerationRequest(group, size, policy_rollout=sampler.rollout.number, policy_step=step))
+        mine = slice(i * size, (i + 1) * size)
+        group.receive(requests[-1], [0] * size)
+        group.rewards, group.lengths = rewards_BF[mine], lengths[mine]
+        group.truncated = [length == 9 for length in group.lengths]
+        completions += [Completion(group, index) for index in range(size)]
+    sampler.queue.send(requests)
+    round_ = Round(requests, completions, seconds=seconds)
+    sampler.add(round_)
+    sampler.decide(Decided(round_.groups, reasons, 0))
+    return round_.groups
+
+
+def rows_of(sampler, step=0):
+    """What the ledger says of the sampler's rollout, which ends."""
+    task = TaskReward.choose(["right"], torch.ones(1), None)
+    return describe_groups(sampler.rollout, sampler.finish_rollout(), step, task, ["right"], {})
 
 
 def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     sampler = new_sampler(2, carries=True)
-    sampler.add_round(sampled([0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], ["aime", None], 0.5, step=4), ["all_wrong", None])
-    later = sampled([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1] * 6, seconds=0.25, step=6)
-    sampler.add_round(later, ["all_correct", None, None])
+    verdicts, later_verdicts = ["all_wrong", None], ["all_correct", None, None]
+    play(sampler, [0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], verdicts, ["aime", None], seconds=0.5, step=4)
+    play(sampler, [1.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1] * 6, later_verdicts, seconds=0.25, step=6)
     rows = rows_of(sampler, step=6).to_pydict()
     assert rows["round"] == [1, 1, 2, 2, 2]
     assert rows["seconds"] == [0.5, 0.5, 0.25, 0.25, 0.25]
@@ -72,22 +85,21 @@ def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
 def test_what_equals_the_threshold_is_not_correct_in_the_ledger_either():
     """100.3 in float32 is 3e-6 above the threshold."""
     sampler = new_sampler(1)
-    sampler.add_round(sampled([100.3, 100.4], [1, 1]), [None])
+    play(sampler, [100.3, 100.4], [1, 1], [None])
     task = TaskReward.choose(["right"], torch.ones(1), None, accuracy_threshold=100.3)
-    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task, ["right"], {})
+    rows = describe_groups(sampler.rollout, sampler.finish_rollout(), 0, task, ["right"], {})
     assert rows["correct"].to_pylist() == [1]
 
 
 def test_the_ledger_tells_of_each_rollout_what_a_log_that_averages_does_not(parts, tmp_path):
     """Of 4 and then 1 of 4 groups; a partial group, which decided nothing, is in neither."""
     sampler = new_sampler(4)
-    sampler.add_round(sampled([1.0, 0.0] * 3 + [0.5, torch.nan], [1] * 8), [None] * 3 + ["unscored"])
+    play(sampler, [1.0, 0.0] * 3 + [0.5, torch.nan], [1] * 8, [None] * 3 + ["unscored"])
     task = TaskReward.choose(["right"], torch.ones(1), None)
-    parts.append(describe_groups(sampler.rollout, sampler.batch(), 0, task, ["right"], {}))
-    sampler.carry([])
-    sampler.begin()
-    sampler.add_round(sampled([1.0, 0.0] + [0.0] * 6, [1] * 8), [None] + ["all_wrong"] * 3)
-    rows = describe_groups(sampler.rollout, sampler.batch(), 2, task, ["right"], {})
+    parts.append(describe_groups(sampler.rollout, sampler.finish_rollout(), 0, task, ["right"], {}))
+    sampler.start_rollout()
+    play(sampler, [1.0, 0.0] + [0.0] * 6, [1] * 8, [None] + ["all_wrong"] * 3)
+    rows = describe_groups(sampler.rollout, sampler.finish_rollout(), 2, task, ["right"], {})
     parts.append(rows)
     parts.append(rows.slice(0, 1).set_column(rows.column_names.index("outcome"), "outcome", pa.array(["partial"])))
     sampling, dropped = "dynamic_sampling/groups_generated", "dynamic_sampling/dropped"
@@ -103,23 +115,19 @@ def test_the_ledger_tells_of_each_rollout_what_a_log_that_averages_does_not(part
 def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbered():
     sampler = new_sampler(1)
     for n in range(3):
-        sampler.add_round(sampled([1.0, 0.0] * 2, [1] * 4), [None, None])
+        play(sampler, [1.0, 0.0] * 2, [1] * 4, [None, None])
         rows = rows_of(sampler).to_pydict()
         assert (rows["outcome"], rows["rollout"]) == (["trained", "surplus"], [n, n])
-        sampler.carry([])
-        sampler.begin()
+        sampler.start_rollout()
 
 
-def test_what_was_partial_groups_in_an_earlier_rollout_and_is_given_up_is_told_of_without_a_round():
-    sampler = new_sampler(1, carries=True, screen=2)
-    sampler.num_generations = 4
-    earlier = sampled([1.0, 0.0], [3, 4])
-    old = Round.of_groups(Rows.empty(), earlier.rewards_BF, [2], earlier.lengths_B, earlier.truncated_B)
-    sampler.carry([old], {Group(0, 0): Ask("asked before", {"prompt": "p", "source": "aime"}, 2)})
-    sampler.begin()
-    whole = sampled([1.0, 0.0, 0.0, 0.0], [1] * 4)
-    whole.prompts, whole.sources, whole.ages = ["p"], [None], [0]
-    sampler.add_round(whole, [None])
+def test_a_partial_group_of_an_earlier_rollout_that_is_given_up_is_told_of_without_a_round():
+    sampler = new_sampler(1, num_generations=4, carries=True, policies=[Screen(2)])
+    play(sampler, [1.0, 0.0], [3, 4], [None], ["aime"], names=["asked before"])
+    for _ in range(2):
+        assert len(sampler.finish_rollout().partial) == 1
+        sampler.start_rollout()
+    play(sampler, [1.0, 0.0, 0.0, 0.0], [1] * 4, [None], names=["p"])
     rows = rows_of(sampler).to_pydict()
     assert rows["prompt_id"] == ["asked before", "p"]
     assert rows["outcome"] == ["partial", "trained"]  # it would be three rollouts old
@@ -131,11 +139,11 @@ def test_what_was_partial_groups_in_an_earlier_rollout_and_is_given_up_is_told_o
 
 def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
     sampler = new_sampler(1, carries=True)
-    sampler.add_round(sampled([1.0, 0.0] * 2, [1] * 4), [None, None])
-    sampler.carry([sampled([1.0, 0.0], [1] * 2)])
+    play(sampler, [1.0, 0.0] * 2, [1] * 4, [None, None])
+    assert len(sampler.finish_rollout().carried) == 1
     sampler.target = 2
-    sampler.begin()
-    sampler.add_round(sampled([0.0, 0.0, 0.5, 0.0], [1, 1, 2, 2]), ["all_wrong", None])
+    sampler.start_rollout()
+    play(sampler, [0.0, 0.0, 0.5, 0.0], [1, 1, 2, 2], ["all_wrong", None])
     rows = rows_of(sampler).to_pydict()
     assert rows["outcome"] == ["dropped", "trained"]
     assert rows["round"] == [1, 1]
@@ -144,22 +152,26 @@ def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
 
 def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
     nan, sampler = torch.nan, new_sampler(1)
-    sampler.add_round(sampled([[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]], [1] * 4), [None, "unscored"])
-    both = {"names": ["right", "form"], "columns": ["right", "right"]}
-    rows = rows_of(sampler, chosen=["right"], **both).to_pydict()
+    play(sampler, [[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]], [1] * 4, [None, "unscored"])
+    batch = sampler.finish_rollout()
+
+    def rows_of_both(chosen):
+        task = TaskReward.choose(["right", "form"], torch.ones(2), chosen)
+        return describe_groups(sampler.rollout, batch, 0, task, ["right", "right"], {}).to_pydict()
+
+    rows = rows_of_both(["right"])
     assert rows["rewards/right"] == [[1.0, None], [None, None]]
     assert rows["rewards/right_2"] == [[0.5, 0.25], [None, 0.0]]
     assert (rows["scored"], rows["correct"]) == ([1, 0], [1, 0])
-    # The sum of both, where none was named: nothing says what is right.
-    rows = rows_of(sampler, **both).to_pydict()
+    # The sum of both, if none was named: nothing says what is right.
+    rows = rows_of_both(None)
     assert (rows["scored"], rows["correct"]) == ([2, 1], [None, None])
 
 
 def test_text_is_kept_of_every_verdict_before_a_second_of_any():
-    a, b, c, d, e = (Group(0, i) for i in range(5))
-    verdicts = {a: None, b: None, c: "all_wrong", d: "all_wrong", e: "masked"}
-    chosen = {num: choose(verdicts, num) for num in (0, 3, 4, 9)}
-    assert chosen == {0: [], 3: [a, c, e], 4: [a, b, c, e], 9: [a, b, c, d, e]}
+    verdicts = {"a": None, "b": None, "c": "all_wrong", "d": "all_wrong", "e": "masked"}
+    chosen = {num: "".join(choose(verdicts, num)) for num in (0, 3, 4, 9)}
+    assert chosen == {0: "", 3: "ace", 4: "abce", 9: "abcde"}
 
 
 @pytest.mark.parametrize(
@@ -319,7 +331,7 @@ def test_ten_kills_leave_whole_rollouts_and_the_resumed_run_the_ledger_of_one_th
 def test_the_first_eight_sources_have_metrics_and_stay_the_same_after_a_resume():
     sampler = new_sampler(12)
     names = [f"s{i}" for i in range(9, -1, -1)]
-    sampler.add_round(sampled([1.0, 0.0] * 10, [1] * 20, names), [None] * 10)
+    play(sampler, [1.0, 0.0] * 10, [1] * 20, [None] * 10, names)
     assert sampler.sources == names[:8]
     resumed = new_sampler(12)
     resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())), None)

@@ -6,38 +6,65 @@ import pytest
 import torch
 from datasets import Dataset
 
+from trl_dapo.sampling.groups import GenerationRequest
+from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.report import advise, describe_misfit, describe_shortfall, rollout_log, rollout_metrics
-from trl_dapo.sampling.rounds import Round, Rows
+from trl_dapo.sampling.rounds import Completion, Round
 from trl_dapo.sampling.sampler import Sampler
+from trl_dapo.sampling.screen import Screen
 
 
 pytestmark = pytest.mark.fast
 
 
-def round_of(rewards, lengths, truncated, sources, **metrics):
+def new_sampler(num_generations, **options):
+    prompts = PromptStream(Dataset.from_dict({"prompt": list("abcd")}), seed=0)
+    sampler = Sampler(prompts, target=2, num_generations=num_generations, **options)
+    sampler.start_rollout()
+    return sampler
+
+
+def sample(sampler, rewards_BF, num_completions, lengths, truncated, sources=None, **metrics):
+    """A round of groups that were never drawn from the stream, of which so many completions come."""
+    completions, requests = [], []
+    for i in range(len(rewards_BF) // num_completions):
+        example = {"source": sources[i]} if sources else {}
+        group = sampler.queue.draw(f"p{i}", example, (0, i))
+        requests.append(GenerationRequest(group, num_completions))
+        mine = slice(i * num_completions, (i + 1) * num_completions)
+        group.receive(requests[-1], [0] * num_completions)
+        group.rewards, group.lengths, group.truncated = rewards_BF[mine], lengths[mine], truncated[mine]
+        completions += [Completion(group, index) for index in range(num_completions)]
+    sampler.queue.send(requests)
+    round_ = Round(requests, completions, {name: [value] for name, value in metrics.items()})
+    sampler.add(round_)
+    return round_
+
+
+def sample_text(sampler, rewards, lengths, truncated, sources, **metrics):
     """Groups of 0/1 rewards as text, `11 00`, with a source each."""
     rewards_BF = torch.tensor([[float(digit)] for digit in rewards.replace(" ", "")])
-    facts = torch.tensor(lengths), torch.tensor([digit == "1" for digit in truncated])
-    metrics = {name: [value] for name, value in metrics.items()}
-    return Round(rewards.split(), Rows.empty(), rewards_BF, *facts, {}, metrics, sources=sources)
+    num_completions = len(rewards.split()[0])
+    is_cut = [digit == "1" for digit in truncated]
+    return sample(sampler, rewards_BF, num_completions, lengths, is_cut, sources, **metrics)
 
 
 @pytest.fixture
 def sampler():
     """Two groups of two that agree and are dropped, then a whole one of four that trains; two are needed."""
-    prompts = PromptStream(Dataset.from_dict({"prompt": list("abcd")}), seed=0)
-    sampler = Sampler(prompts, target=2, num_generations=4, screen=2)
-    sampler.begin()
-    few = round_of("11 00", [3, 4, 5, 6], "0001", ["x", "y"], step_time=2.0, **{"completions/min_words": 9.0})
-    sampler.add_round(few, ["all_correct", "all_wrong"])
-    whole = round_of("0101", [7, 8, 9, 10], "0001", ["x"], step_time=5.0, **{"completions/min_words": 1.0})
-    sampler.add_round(whole, [None])
+    sampler = new_sampler(4, policies=[Screen(2)])
+    few = {"step_time": 2.0, "completions/min_words": 9.0}
+    round_ = sample_text(sampler, "11 00", [3, 4, 5, 6], "0001", ["x", "y"], **few)
+    sampler.decide(Decided(round_.groups, ["all_correct", "all_wrong"], 0))
+    whole = {"step_time": 5.0, "completions/min_words": 1.0}
+    round_ = sample_text(sampler, "0101", [7, 8, 9, 10], "0001", ["x"], **whole)
+    sampler.decide(Decided(round_.groups, [None], 0))
     return sampler
 
 
 def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
-    log = rollout_log(sampler, sampler.batch(), ["right"], torch.tensor([2.0]), {"tokens_trained": 30})
+    log = rollout_log(sampler, sampler.finish_rollout(), ["right"], torch.tensor([2.0]), {"tokens_trained": 30})
     expected = {
         "reward": 1.0,  # 4 right of 8, of weight 2
         "rewards/right/mean": 0.5,
@@ -71,19 +98,18 @@ def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
 
 def test_groups_whose_totals_differ_by_rounding_alone_have_equal_rewards():
     """700.1 + 300.2 and 500.15 + 500.15 are 3e-5 apart as TRL holds them, in float32; 700.1 + 300.3 is another sum."""
-    prompts = PromptStream(Dataset.from_dict({"prompt": list("abcd")}), seed=0)
-    sampler = Sampler(prompts, target=2, num_generations=2)
-    sampler.begin()
+    sampler = new_sampler(2)
     rewards_BF = torch.tensor([[700.1, 300.2], [500.15, 500.15], [700.1, 300.2], [700.1, 300.3]])
-    facts = torch.ones(4).long(), torch.zeros(4).bool()
-    metrics = {"frac_reward_zero_std": [0.0]}  # by a standard deviation, as in TRL
-    sampler.add_round(Round(["a", "b"], Rows.empty(), rewards_BF, *facts, {}, metrics), ["constant", None])
-    log = rollout_log(sampler, sampler.batch(), ["one", "other"], torch.ones(2), {})
+    metrics = {"frac_reward_zero_std": 0.0}  # by a standard deviation, as in TRL
+    round_ = sample(sampler, rewards_BF, 2, [1] * 4, [False] * 4, **metrics)
+    sampler.decide(Decided(round_.groups, ["constant", None], 0))
+    log = rollout_log(sampler, sampler.finish_rollout(), ["one", "other"], torch.ones(2), {})
     assert log["frac_reward_zero_std"] == 1 / 2
 
 
 def test_where_all_were_cut_off_the_lengths_of_those_that_ended_are_zero():
-    metrics = rollout_metrics([round_of("0101", [5, 6, 7, 8], "1111", ["x"])], ["right"], torch.ones(1))
+    round_ = sample_text(new_sampler(4), "0101", [5, 6, 7, 8], "1111", ["x"])
+    metrics = rollout_metrics([round_], ["right"], torch.ones(1))
     assert metrics["completions/mean_terminated_length"] == metrics["completions/max_terminated_length"] == 0
 
 
@@ -95,11 +121,13 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
         "Raise `dynamic_sampling_max_gen_batches` (1)."
     )  # no reason dropped most of the groups
     assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith(" Raise `dynamic_sampling_stop_after`.")
-    sampler.rollout.drop_reasons = dict.fromkeys(sampler.rollout.drop_reasons, "all_wrong")
+    for group in sampler.rollout.dropped:
+        group.drop_reason = "all_wrong"
     said = describe_shortfall(sampler.rollout, 1, num_short=1, num_trained=1)
     assert "Most prompts are too hard for the model: " in said  # two of three
     assert said.endswith(" Or raise `dynamic_sampling_max_gen_batches` (1).")
-    sampler.rollout.drop_reasons = dict.fromkeys(sampler.rollout.drop_reasons, "too long for me")
+    for group in sampler.rollout.dropped:
+        group.drop_reason = "too long for me"
     assert advise(sampler.rollout) == ""  # of a reason of a user's own
 
 

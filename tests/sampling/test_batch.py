@@ -1,0 +1,69 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a rollout's groups, by hand."""
+
+import pytest
+
+from trl_dapo.sampling.batch import fill_batch, num_missing
+from trl_dapo.sampling.groups import GenerationRequest, GroupState
+from trl_dapo.sampling.queue import GroupQueue
+
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize(
+    ("mode", "accepted", "dropped", "target", "train", "fill"),
+    [
+        ("filter", "BCX", "AD", 2, "BC", ""),  # the first, in the order of the draw
+        ("filter", "ABXY", "", 3, "ABX", ""),
+        ("filter", "ABC", "", 2, "AB", ""),
+        # Dropped groups fill a short batch in their order, and again if there are too few; or copies of what trains.
+        ("filter", "B", "AC", 4, "B", "ACA"),
+        ("mask", "B", "AC", 4, "B", "ACA"),
+        ("replace", "B", "AC", 4, "B", "ACA"),  # 0.3 x 4 would be 2
+        ("filter", "A", "", 3, "A", "AA"),
+        # Copies in turn train once enough groups are accepted.
+        ("replace", "BX", "AC", 5, "BXBXB", ""),
+    ],
+)
+def test_which_groups_train_and_which_only_fill_the_batch(mode, accepted, dropped, target, train, fill):
+    assert fill_batch(mode, list(accepted), list(dropped), target, 0.3) == (list(train), list(fill))
+
+
+@pytest.mark.parametrize(
+    ("carried", "accepted", "target", "train", "left"),
+    [("AB", "XY", 3, "ABX", "Y"), ("ABC", "", 2, "AB", "C"), ("", "BCX", 2, "BC", "X")],
+)
+def test_what_was_accepted_earlier_trains_first_and_the_rest_waits(carried, accepted, target, train, left):
+    queue = GroupQueue(num_generations=2)
+    groups = [queue.draw(name, {}, (0, i)) for i, name in enumerate(carried + accepted)]
+    queue.send([GenerationRequest(group, 2) for group in groups])
+    # Verdicts may come in any order.
+    for group in reversed(groups):
+        queue.settle(group, GroupState.ACCEPTED)
+    taken = queue.take_batch(target)
+    assert [group.name for group in taken] == list(train)
+    assert {group.state for group in taken} == {GroupState.TRAINED}
+    assert [group.name for group in queue.accepted] == list(left)
+    assert len(queue) == len(left)
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_accepted", "expected"),
+    [
+        ("filter", 0, 10),
+        ("filter", 7, 3),
+        ("filter", 12, 0),
+        ("mask", 7, 3),
+        ("replace", 2, 8),  # 0.3 x 10 = 3 would be enough
+        ("replace", 3, 0),
+    ],
+)
+def test_what_is_missing_of_ten(mode, num_accepted, expected):
+    assert num_missing(mode, num_accepted, 10, 0.3) == expected
+
+
+def test_55_groups_of_100_are_a_share_of_055():
+    assert 0.55 * 100 > 55
+    assert num_missing("replace", 55, 100, 0.55) == 0
