@@ -222,7 +222,7 @@ def new_sampler(config: Config, content: str) -> Sampler:
 # ---- Processes that exchange bytes ----
 
 
-class _Posted(Exception):  # noqa: N818 (no error: what a process sends, before the others have sent theirs)
+class _Posted(Exception):
     """What one process gives to a collective call."""
 
 
@@ -277,7 +277,7 @@ class Network:
 # ---- A run ----
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(Exception):
     """What stops a rollout in the middle."""
 
 
@@ -448,9 +448,7 @@ class Run:
             plan_scoring(own, sampled, num_ranks, moves=moves)
             for own, sampled in zip(requests, completions, strict=True)
         ]
-        as_numbers = [
-            [[(group.number, index) for group, index in share] for share in plan.per_rank] for plan in plans
-        ]
+        as_numbers = [[[(group.number, index) for group, index in share] for share in plan.per_rank] for plan in plans]
         assert all(plan == as_numbers[0] for plan in as_numbers), "Processes plan differently."
         self._check_plan(requests[0], completions[0], plans[0])
 
@@ -479,9 +477,7 @@ class Run:
                 if group.is_whole and moves:
                     assert len({*group.rewards[:, 1].tolist()}) == 1, "A whole group was scored by several processes."
 
-    def _check_plan(
-        self, requests: list[GenerationRequest], completions: list[Completion], plan: ScoringPlan
-    ) -> None:
+    def _check_plan(self, requests: list[GenerationRequest], completions: list[Completion], plan: ScoringPlan) -> None:
         sizes = {len(share) for share in plan.per_rank}
         assert len(sizes) == 1, "Processes score different numbers of completions."
         planned = [{(group.number, index) for group, index in share} for share in plan.per_rank]
@@ -615,7 +611,9 @@ class Run:
         assert [int(row.prompt_ids[0]) for row in rows] == expected, "A batch has other rows, or in another order."
         for i, row in enumerate(rows):
             assert {*row.completion_ids.tolist()} == {expected[i]}
-            assert (len(row.completion_ids) > 1) == (i < num_train), "Rows that train are whole, those that fill short."
+            assert (len(row.completion_ids) > 1) == (i < num_train), (
+                "Rows that train are whole, those that fill short."
+            )
 
     # ---- Checkpoints ----
 

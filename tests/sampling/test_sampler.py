@@ -1011,13 +1011,17 @@ def test_of_what_is_in_flight_a_rollout_takes_in_no_more_than_it_may_sample(monk
 def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fill_the_batch(monkeypatch):
     sampler = two_ahead(monkeypatch)
     sampler.request_ahead()
-    let_wait(sampler, 4, place=100)  # as if this rollout had found twice as many, and taken none of these
-    sampler.start_rollout(1)
-    sampler.start_rollout(2)
+    for step in (1, 2):
+        sampler.finish_rollout()
+        sampler.start_rollout(step)
+    sampler.rollout.num_carried = len(let_wait(sampler, 4, place=100))  # as if others had filled the batch
     assert sampler.num_missing == 0
     assert play_requests(sampler, [YES] * 12) == [str(i) for i in range(12)]  # asked in rollout 0, and due in 2
     assert sampler.next_requests() == []
-    assert sampler.finish_rollout().carried == []  # they would be three rollouts old
+    batch = sampler.finish_rollout()
+    assert numbers(batch.train) == [0, 1, 2, 3]  # the oldest
+    assert numbers(batch.surplus) == [4, 5, 6, 7, 8, 9, 10, 11]  # they would be three rollouts old
+    assert numbers(batch.carried) == [12, 13, 14, 15]
 
 
 # ---- The limit, several processes and a screen ----

@@ -6,15 +6,17 @@ A new policy is a file with a subclass of [`SelectionPolicy`] and an entry in `c
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .groups import PromptGroup
+
+if TYPE_CHECKING:  # a plan knows policies, and imports no torch
+    from .groups import PromptGroup
 
 
 class Decided(NamedTuple):
     """Groups of one round that were decided on, all with as many completions."""
 
-    groups: Sequence[PromptGroup]
+    groups: Sequence["PromptGroup"]
     reasons: Sequence[str | None]  # why each is dropped, `None` if it is accepted or goes on
     num_known: int  # completions of each that an earlier round had brought
     # Correct and scored among the new completions of each group, if a policy needs them and a reward tells.
