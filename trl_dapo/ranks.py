@@ -49,8 +49,11 @@ def raise_on_every_rank(error: Exception | None, failed: str) -> None:
 
 
 def describe(error: Exception | None) -> str | None:
-    """An error's type and message."""
-    return None if error is None else f"{type(error).__name__}: {error}"
+    """An error's type and message, and the notes that were added to it."""
+    if error is None:
+        return None
+    notes = " ".join(getattr(error, "__notes__", []))
+    return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
 
 
 def exchange(sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> Tensor:

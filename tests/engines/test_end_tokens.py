@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import number, prompts, right, tiny_config, watch_training
 from scripted_server import SleepingEngine, StandIn, ahead_config, stand_ins
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.engines.stops import Stops
@@ -161,4 +161,11 @@ def test_a_list_of_end_tokens_needs_a_trl_that_knows_of_several(tiny_model, tmp_
     monkeypatch.setattr("trl_dapo.update.compat.knows_end_tokens", lambda trainer: False)
     args = tiny_config(tmp_path, generation_kwargs={"eos_token_id": [5, 6]})
     with pytest.raises(ValueError, match=r"`generation_kwargs\['eos_token_id'\]=\[5, 6\]` needs trl>=1\.14\.2"):
+        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))
+
+
+def test_an_end_token_that_the_model_does_not_have_is_refused(tiny_model, tmp_path):
+    vocab_size = AutoConfig.from_pretrained(tiny_model).vocab_size
+    args = tiny_config(tmp_path, generation_kwargs={"eos_token_id": [5, vocab_size]})
+    with pytest.raises(ValueError, match=rf"names {vocab_size}, and the model's vocabulary has {vocab_size} tokens"):
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))

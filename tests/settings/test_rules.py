@@ -69,6 +69,31 @@ def test_vllm_stops_at_texts_and_needs_no_longest_completion(mode):
     assert why_refused(settings(**given, generation_kwargs={"stop": ["x"], "stop_token_ids": [5]})) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("stop", value) for value in (5, "", ["a", ""], ["a", 5], {"a": 1})),
+        *(("stop_token_ids", value) for value in (5, ["5"], [-1], [True], "5")),
+    ],
+)
+def test_what_vllm_cannot_stop_at_is_refused(name, value):
+    given = settings(use_vllm=True, vllm_mode="colocate", generation_kwargs={name: value})
+    assert f"`generation_kwargs['{name}']={value!r}` is not supported. Give " in why_refused(given)
+
+
+@pytest.mark.parametrize("value", ["5", -1, [5, "5"], [5, -1], True])
+def test_what_transformers_cannot_stop_at_is_refused(value):
+    said = f"`generation_kwargs['eos_token_id']={value!r}` is not supported. Give a token id, or a list of them"
+    assert said in why_refused(settings(generation_kwargs={"eos_token_id": value}))
+
+
+def test_vllm_looks_for_stops_in_text_which_it_must_have():
+    given = {"use_vllm": True, "vllm_mode": "colocate"}
+    said = why_refused(settings(**given, generation_kwargs={"stop": "x", "detokenize": False}))
+    assert "`generation_kwargs['detokenize']=False` contradicts `generation_kwargs['stop']`" in said
+    assert why_refused(settings(**given, generation_kwargs={"stop_token_ids": [5], "detokenize": False})) is None
+
+
 def test_no_stop_is_no_mistake():
     assert why_refused(settings(generation_kwargs={"stop_strings": None, "stop": [], "stop_token_ids": None})) is None
 

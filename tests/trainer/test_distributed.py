@@ -70,7 +70,8 @@ def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error
     assert launch("reward_fails_on_one_rank", tiny_model, tmp_path, num_processes=2).returncode != 0
     assert (tmp_path / "error-1").read_text() == "KeyError: 'no such column'"
     assert (tmp_path / "error-0").read_text() == (
-        "RuntimeError: The reward functions failed on process 1: KeyError: 'no such column'"
+        "RuntimeError: The reward functions failed on process 1: KeyError: 'no such column' (The reward function "
+        "'fails' raised this.)"
     )
 
 

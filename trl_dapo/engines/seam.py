@@ -210,7 +210,8 @@ class RecordReplay(UpdatePhase):
         """Settle where completions end, and make what samples ahead: evaluation batches, groups for later rollouts."""
         kwargs = read_mapping("generation_kwargs", self.args.generation_kwargs) or {}
         if not self.use_vllm:
-            add_end_tokens(self, kwargs.get("eos_token_id"), self._tokenizer.eos_token_id)
+            vocab_size = self.model.config.get_text_config().vocab_size
+            add_end_tokens(self, kwargs.get("eos_token_id"), self._tokenizer.eos_token_id, vocab_size)
         self._stops = Stops(
             self._tokenizer,
             ends=end_tokens(self, self._tokenizer.eos_token_id),

@@ -107,6 +107,31 @@ def _why_no_kwarg(s: SimpleNamespace) -> str | None:
     return None
 
 
+def _why_bad_stop(s: SimpleNamespace) -> str | None:
+    """Why a stop of `generation_kwargs` is not one that the engine can end a completion at."""
+    given = _generation_kwargs(s)
+    for name, kind, is_one in (
+        ("stop", "text that is not empty, or a list of such texts", lambda x: isinstance(x, str) and x != ""),
+        ("stop_token_ids", "a list of token ids", _is_token_id),
+        ("eos_token_id", "a token id, or a list of them", _is_token_id),
+    ):
+        value = given.get(name)
+        stops = value if isinstance(value, (list, tuple)) else [value]
+        is_bare_id = name == "stop_token_ids" and not isinstance(value, (list, tuple))
+        if value is not None and (is_bare_id or not all(map(is_one, stops))):
+            return f"`generation_kwargs['{name}']={value!r}` is not supported. Give {kind}, or leave it out."
+    if given.get("stop") and not given.get("detokenize", True):
+        return (
+            "`generation_kwargs['detokenize']=False` contradicts `generation_kwargs['stop']`, which vLLM looks for in "
+            "the text. Leave out `detokenize`, or name the tokens with `stop_token_ids`."
+        )
+    return None
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def off_the_policy(s: Any) -> dict[str, str]:
     """What moves an engine's distribution off the policy's: settings with their values, and the way out of each."""
     moved = {}
@@ -323,6 +348,7 @@ RULES: tuple[Rule, ...] = (
     _no_rounds_ahead("batch_multiplier", None),
     _no_rounds_ahead("dynamic_sampling_max_round_size", None),
     Rule(_why_no_kwarg),
+    Rule(_why_bad_stop),
     # ---- Overlong completions ----
     Rule(
         lambda s: s.overlong_buffer_length is not None and s.max_completion_length is None,

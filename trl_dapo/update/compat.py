@@ -42,15 +42,20 @@ def knows_end_tokens(trainer: Any) -> bool:
     return hasattr(trainer, "eos_token_ids")
 
 
-def add_end_tokens(trainer: Any, given: int | list[int] | None, of_tokenizer: int) -> None:
+def add_end_tokens(trainer: Any, given: int | list[int] | None, of_tokenizer: int, vocab_size: int) -> None:
     """Makes TRL end completions where `generation_kwargs["eos_token_id"]` has transformers end them too."""
     if given is None:
         return
+    new = [given] if isinstance(given, int) else given
+    if unknown := [token for token in new if token >= vocab_size]:
+        raise ValueError(
+            f"`generation_kwargs['eos_token_id']` names {unknown[0]}, and the model's vocabulary has {vocab_size} "
+            "tokens, from 0. No completion would end there. Name a token of the model, or leave it out."
+        )
     if not knows_end_tokens(trainer):
         raise ValueError(
             f"`generation_kwargs['eos_token_id']={given!r}` needs trl>=1.14.2: {version('trl')} trains on the padding "
             "behind these tokens. Upgrade it, or leave the tokens out."
         )
-    new = [given] if isinstance(given, int) else given
     known = end_tokens(trainer, of_tokenizer)
     vars(trainer)["eos_token_ids"] = [*known, *(token for token in new if token not in known)]
