@@ -90,9 +90,8 @@ class Selection:
 
     def num_first(self, name: str | None) -> int:
         """Return how many completions of a prompt to request first."""
-        return min(
-            (policy.num_first(name, self.num_generations) for policy in self.policies), default=self.num_generations
-        )
+        nums = [policy.num_first(name, self.num_generations) for policy in self.policies]
+        return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
         """Return the probability that so many completions of a prompt differ, or `None` if no policy can tell."""
@@ -141,34 +140,57 @@ class Selection:
 
     def next_round(self, num_missing: int, left: float) -> list[GenerationRequest]:
         """Return what a round requests for a batch that lacks so many groups: at most `left` completions."""
-        partial, most = self.queue.partial, self._most_groups
-        share_completed = self.round_size.share_completed
-        rests = rest_of(partial[: most or len(partial)], math.ceil(num_missing / share_completed), left)
+        waiting = self.queue.drawn
+        is_split = self.splits_groups or bool(self.queue.partial)
+        rests = self._rests(num_missing, left)
+        left -= _num_completions(rests)
+        requests = rests + self._first_requests(num_missing, rests, left, is_split, waiting)
+        if not is_split:
+            return requests  # whole groups, as many as the processes can share equally
+        if self._most_groups is not None:
+            requests = within_rows(requests, self._most_groups * self.num_generations)
+        return in_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
+
+    def _rests(self, num_missing: int, left: float) -> list[GenerationRequest]:
+        """Return requests for the rest of as many partial groups as a batch lacks."""
+        num = math.ceil(num_missing / self.round_size.share_completed)
+        if self._most_groups is not None:
+            num = min(num, self._most_groups)
+        rests = rest_of(self.queue.partial, num, left)
         while rests and _num_completions(rests) + num_for_equal_shares(rests, self.num_ranks) > left:
             rests.pop()
-        left -= _num_completions(rests)
-        is_split = self.splits_groups or bool(partial)
-        waiting = self.queue.drawn
+        return rests
+
+    def _first_requests(
+        self,
+        num_missing: int,
+        rests: list[GenerationRequest],
+        left: float,
+        is_split: bool,
+        waiting: list[PromptGroup],
+    ) -> list[GenerationRequest]:
+        """Return the first requests for further groups, if these rests are not enough and the limit allows more."""
         draw = _Draw(self, waiting)
-        num_new = max(math.ceil(num_missing - len(rests) * share_completed), 0)
-        num_ahead = self._num_ahead(len(partial) - len(rests))
+        num_new = max(math.ceil(num_missing - len(rests) * self.round_size.share_completed), 0)
+        num_ahead = self._num_ahead(len(self.queue.partial) - len(rests))
         reserve = self.most_for_equal_shares if is_split else 0
         if left - reserve < self.smallest_round and not rests:
             # Near the limit, whole groups: these need nothing more for equal shares.
-            draw.takes_whole_groups, reserve, num_ahead = True, 0, 0
+            draw.takes_whole_groups = True
+            reserve, num_ahead = 0, 0
         left -= reserve
-        requests = rests
-        if left >= self.smallest_round and num_new + num_ahead > 0:
-            room = math.inf
-            if is_split and most is not None:  # what makes the shares equal has room next to it
-                reserved = self.num_ranks if self.num_ranks > 1 and rests else 0
-                room = most * self.num_generations - _num_completions(rests) - reserved
-            requests = rests + self._new_groups(draw, num_new, num_ahead, left, room)
+        num = num_new + num_ahead
+        if left < self.smallest_round or num == 0:
+            return []
+        draw.left, draw.least, draw.share_ahead = left, num, num_ahead / num
+        draw.rate = self.round_size.acceptance.rate
         if is_split:
-            if most is not None:
-                requests = within_rows(requests, most * self.num_generations)
-            requests = in_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
-        return requests
+            draw.room = self._room_next_to(rests)
+        size = self._num_groups(num)
+        if self.batch_multiplier is None:
+            # The size follows from past rounds. If more of these prompts are predicted to be accepted, fewer do.
+            draw.enough = size * self.round_size.predicted.rate
+        return draw.take(size if self._most_groups is None else min(size, self._most_groups))
 
     def _num_ahead(self, num_partial: int) -> int:
         """Return for how many groups of the next batch the first completions are sampled now."""
@@ -177,24 +199,20 @@ class Selection:
             return 0
         return max(self.target - num_partial, 0)
 
-    def _new_groups(
-        self, draw: "_Draw", num_new: int, num_ahead: int, left: float, room: float
-    ) -> list[GenerationRequest]:
-        """Return requests for new groups, of which `num_ahead` are for the next batch."""
-        num = num_new + num_ahead
-        if self.batch_multiplier is None:
-            size = self.round_size.acceptance.round_size(
-                num, self.target, carries=self.carries, is_rare=self.rounds_are_rare
-            )
-        else:
-            size = int(self.batch_multiplier * self.target)
-        size = self.in_equal_groups(size)
-        # The size follows from past rounds. If more of these prompts is predicted to be accepted, fewer are enough.
-        if self.batch_multiplier is None:
-            draw.enough = size * self.round_size.predicted.rate
-        draw.least, draw.share_ahead = num, num_ahead / num
-        draw.left, draw.room, draw.rate = left, room, self.round_size.acceptance.rate
-        return draw.take(min(size, self._most_groups or size))
+    def _num_groups(self, num_wanted: int) -> int:
+        """Return how many groups a round draws for so many that are to be accepted."""
+        if self.batch_multiplier is not None:
+            return self.in_equal_groups(int(self.batch_multiplier * self.target))
+        acceptance = self.round_size.acceptance
+        size = acceptance.round_size(num_wanted, self.target, carries=self.carries, is_rare=self.rounds_are_rare)
+        return self.in_equal_groups(size)
+
+    def _room_next_to(self, rests: list[GenerationRequest]) -> float:
+        """Return how many completions the engine takes in the same round as these."""
+        if self._most_groups is None:
+            return math.inf
+        for_equal_shares = self.num_ranks if self.num_ranks > 1 and rests else 0
+        return self._most_groups * self.num_generations - _num_completions(rests) - for_equal_shares
 
     def new_groups(self, num: int, left: float, enough: float) -> list[GenerationRequest]:
         """Return requests for `num` new groups, or fewer that are predicted to bring `enough` accepted ones."""
