@@ -852,6 +852,10 @@ MISTAKES = {
         replace(AHEAD, num_generations=3, screen=2),
         [RolloutEvent(), RolloutEvent(), RolloutEvent(0), RolloutEvent()],
     ),
+    "interrupted_between_two_decisions": (
+        replace(AHEAD, target=4, num_generations=5, num_ranks=5, screen=2),
+        [RolloutEvent(0, "decided"), RolloutEvent()],
+    ),
 }
 
 
