@@ -118,16 +118,18 @@ class Sampler:
 
     def start_rollout(self, step: int = 0) -> None:
         """Begin a rollout with the policy after so many optimizer steps."""
+        is_again = self._is_open  # after an interruption
         self.rollout = self.next_rollout(step)
         self.num_rollouts = self.rollout.number + 1
         self._is_open = True
         for policy in self.selection.policies:
             policy.start_rollout()
         self.queue.forget_unsettled()
-        if self.ahead:
-            self.queue.renew(self.unanswered, self.rollout.number, step)
+        if is_again or not self.ahead:
+            # Some groups of the round may have been decided on, and the others are no equal shares.
+            self.queue.cancel_requests()
         else:
-            self.queue.cancel_requests()  # of a round that was interrupted
+            self.queue.renew(self.unanswered, self.rollout.number, step)
         self.unanswered = set()
 
     def next_rollout(self, step: int = 0) -> Rollout:
