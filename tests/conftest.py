@@ -76,7 +76,7 @@ def serve(monkeypatch):
     """Starts a `Server` with a script."""
     from evaluations import Server
 
-    from trl_dapo.evaluation import server as server_engine
+    from trl_dapo.evaluation import server_client as server_engine
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(server_engine, "_FIRST_DELAY", 0.0)

@@ -15,7 +15,7 @@ from transformers import DistributedConfig, Qwen3ForCausalLM, Qwen3MoeConfig, Qw
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.update.phase import UpdatePhase
+from trl_dapo.update.phase import UpdatePhaseMixin
 
 
 # Each training run collects garbage, which takes ten times as long as its steps if it walks through all of torch.
@@ -160,7 +160,7 @@ class Recorder(TrainerCallback):
         self.trainer.gradients.append(gradient(model))
 
 
-class ScriptedUpdate(Scripted, UpdatePhase):
+class ScriptedUpdate(Scripted, UpdatePhaseMixin):
     pass
 
 
@@ -228,7 +228,7 @@ def logs_of(trainer):
     return [log for log in trainer.state.log_history if "loss" in log]
 
 
-def passes_without_gradient(trainer, rollout, compute=UpdatePhase._get_per_token_logps_and_entropies):
+def passes_without_gradient(trainer, rollout, compute=UpdatePhaseMixin._get_per_token_logps_and_entropies):
     """Log-probabilities and entropies without gradient, and the rows and columns of each pass."""
     ids, attention = whole_rows(rollout)
     seen, num_columns = [], rollout["completion_ids"].size(1)

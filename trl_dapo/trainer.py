@@ -8,9 +8,11 @@
             keep the groups whose rewards differ            _filter_groups, Sampler
         advantages within each group                        GRPOTrainer, on the kept rows (_build_training_batch)
         for each optimizer step:
-            Clip-Higher, token mean                         UpdatePhase
+            Clip-Higher, token mean                         UpdatePhaseMixin
 
 TRL turns prompts into tensors in one private method, which is wrapped, not copied: see `engines/seam.py`.
+The other parts of the trainer are `update/phase.py`, `engines/generation.py`, `engines/checkpointing.py` and
+`evaluation/during_training.py`.
 """
 
 import copy
@@ -18,8 +20,8 @@ import math
 import sys
 import textwrap
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -39,13 +41,16 @@ from . import trl_check  # noqa: F401  # before anything asks for a name of TRL'
 from . import construction
 from .config import DAPOConfig
 from .data import plain_rows
+from .engines.checkpointing import CheckpointMixin
+from .engines.generation import GenerationMixin
 from .engines.lora_sync import syncing_adapters
-from .engines.seam import Checkpoints
+from .engines.seam import RecordReplayMixin
+from .evaluation.during_training import EvaluationMixin
 from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards import SoftOverlongPunishment
-from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values
+from .rewards.checks import check_reward_funcs, distinct_names, with_checked_values, wrap_reward
 from .run.checkpoint import (
     describe_failure,
     find_checkpoint,
@@ -54,10 +59,10 @@ from .run.checkpoint import (
     warn_of_earlier_run,
 )
 from .run.counts import note_rollouts
+from .run.early_stop import StopCallback
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
 from .run.preflight import Preflight, SetupError
-from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
 from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_bar, warn_of_shortfall, wrapped_for
 from .sampling.batch import Batch
@@ -80,7 +85,8 @@ from .sampling.sampler import Sampler
 from .settings.arguments import naming_missing_folders
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
-from .update.rows import mark_filler
+from .update.phase import UpdatePhaseMixin
+from .update.rollout_tensors import mark_filler
 from .update.swap import in_mode, swapped
 
 
@@ -90,7 +96,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 
-class DAPOTrainer(Checkpoints):
+class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, GenerationMixin, UpdatePhaseMixin):
     """
     Trainer for Decoupled Clip and Dynamic sAmpling Policy Optimization (DAPO), from [DAPO: An Open-Source LLM
     Reinforcement Learning System at Scale](https://huggingface.co/papers/2503.14476).
@@ -135,6 +141,7 @@ class DAPOTrainer(Checkpoints):
     """
 
     _weights_of_task: list[float] | None = None
+    _scores_dummies = False  # whether the completions that are scored now were not sampled
     _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
     _name = "DAPO"
     _paper = {  # noqa: RUF012 (TRL's name and type)
@@ -232,6 +239,11 @@ class DAPOTrainer(Checkpoints):
 
     # ---- Data and reward functions ----
 
+    def _kept_columns(self) -> list[str] | None:
+        """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
+        self._set_signature_columns_if_needed()
+        return self._signature_columns if self.args.remove_unused_columns else None
+
     def _check_data(self) -> None:
         construction.check_rewards_and_data(
             self.train_dataset,
@@ -310,6 +322,23 @@ class DAPOTrainer(Checkpoints):
             return rewards
         self._remember_evaluated(evaluated, rewards, logged)
         return rewards
+
+    def score_made_up(
+        self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
+    ) -> torch.Tensor:
+        """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
+        named = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
+        lengths = [len(ids) for ids in completion_ids]
+        with (
+            in_mode(self.model, training=True),  # what is evaluated is kept for the scores
+            # TRL reports how long each function takes, and no tracker is open yet.
+            swapped(self.args, report_to=[]),
+            swapped(self, reward_funcs=funcs, _completion_lengths=lengths, _scores_dummies=True),
+            swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
+            self._recording(),
+        ):
+            return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
 
     # ---- Algorithm 1: sample until the batch is full ----
 
@@ -424,6 +453,16 @@ class DAPOTrainer(Checkpoints):
         note_scores(plan, rewards, self._take_extra_logs(len(rows)))
         # TRL's statistics of these are not used: those of the rollout take their place.
         return rewards.new_zeros(len(completions), rewards.size(1))
+
+    def _take_extra_logs(self, num_rows: int) -> dict[str, list]:
+        """Return what reward functions logged of each completion that all processes just scored. Collective."""
+        own, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        logs = {}
+        for column in sorted({*gather_object(list(own))}):
+            values = list(own.get(column, []))
+            # One value for each completion, or none of them can be told apart.
+            logs[column] = gather_object(values if len(values) == num_rows else [None] * num_rows)
+        return logs
 
     def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decided]:
         """Yield the groups of a round by their size, with the reason to drop each, or `None`."""

@@ -4,7 +4,7 @@
 
 `trl_check.py` checks them when the trainer is imported beside a TRL that is newer than those that were tested.
 `tests/trainer/test_trl_contract.py` checks each line against the installed releases, and reads the package's syntax
-for names that are missing here. The keys of a rollout are in `update.rows.ROLLOUT_KEYS`, which
+for names that are missing here. The keys of a rollout are in `update.rollout_tensors.ROLLOUT_KEYS`, which
 `tests/update/test_update_trl_loss.py` checks.
 """
 

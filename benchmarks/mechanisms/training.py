@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from trl_dapo.cli.quickstart import build_tokenizer
 from trl_dapo.rewards import soft_overlong_punishment
-from trl_dapo.update.rows import join_rows
+from trl_dapo.update.rollout_tensors import join_rows
 
 from ..frame import trainers
 from ..frame.curves import looking_only, right_probabilities

@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 from evaluations import Deal, ask, asked, mixed_prompts, reply, sums
 
-from trl_dapo.evaluation import server as server_engine
+from trl_dapo.evaluation import server_client as server_engine
 from trl_dapo.evaluation.jobs import Job, Sampling
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput
 from trl import GRPOTrainer
 
-from trl_dapo.engines import seam
+from trl_dapo.evaluation import during_training
 from trl_dapo.evaluation.scores import Prefetch, rows_that_fit
 
 
@@ -107,7 +107,7 @@ def test_without_a_longest_completion_as_many_are_asked_for_as_the_context_bound
         trainer.args.vllm_max_model_length = 2**12
         trainer.evaluate(prompts(3))
         trainer.args.vllm_max_model_length = None
-        with patch.object(seam, "context_length", lambda config: None):
+        with patch.object(during_training, "context_length", lambda config: None):
             trainer.evaluate(prompts(3))
     # Of the 2**25 tokens that one call may have: rows of 2**11, of 2**12 (but 2**14 rows at most), of nobody knows.
     assert rows == [2**14, 2**13, 1]

@@ -8,11 +8,11 @@ import math
 import pytest
 from plan_helpers import GIB, SMALL
 
-from trl_dapo.plan import memory, rollout
+from trl_dapo.plan import memory, rollout_cost
 from trl_dapo.plan.memory import Adapter, activation_bytes, backward_bytes, layer_bytes, quantized_bytes, state_bytes
 from trl_dapo.plan.planning import find_shape
 from trl_dapo.plan.recipe import GPU, GPUS, Sharding
-from trl_dapo.plan.rollout import Engine, Lengths, expected_rounds, sampling_seconds, training_flops
+from trl_dapo.plan.rollout_cost import Engine, Lengths, expected_rounds, sampling_seconds, training_flops
 from trl_dapo.update.microbatches import MAX_PADDING_SHARE
 
 
@@ -167,14 +167,14 @@ def test_lengths_are_flat_where_the_mean_is_half_of_the_longest_and_fall_where_i
 
 def test_a_decoding_step_reads_weights_and_cache_or_computes_whichever_takes_longer():
     # 680 bytes of weights and 2 x 10 x 24 of cache; 2 x 2 x 292 operations.
-    assert rollout.decode_step_seconds(SMALL, toy_engine(), 2, 10) == pytest.approx((680 + 480) / 5.6)
+    assert rollout_cost.decode_step_seconds(SMALL, toy_engine(), 2, 10) == pytest.approx((680 + 480) / 5.6)
     # 100 sequences without context: 2 x 292 x 100 operations at 50 a second.
-    assert rollout.decode_step_seconds(SMALL, toy_engine(), 100, 0) == pytest.approx(584 * 100 / 50)
+    assert rollout_cost.decode_step_seconds(SMALL, toy_engine(), 100, 0) == pytest.approx(584 * 100 / 50)
     slower = toy_engine(step_seconds=3.0)
-    assert rollout.decode_step_seconds(SMALL, slower, 100, 0) == pytest.approx(584 * 100 / 50 + 3)
+    assert rollout_cost.decode_step_seconds(SMALL, slower, 100, 0) == pytest.approx(584 * 100 / 50 + 3)
     # On two GPUs half of the weights each, and all of the one key head; twice 2 layers of 2 x 2 x 4 bytes at 7 a
     # second, and 15 microseconds.
-    shared = rollout.decode_step_seconds(SMALL, toy_engine(num_gpus=2), 2, 10)
+    shared = rollout_cost.decode_step_seconds(SMALL, toy_engine(num_gpus=2), 2, 10)
     assert shared == pytest.approx((340 + 480) / 5.6 + 2 * 2 * (2 * 2 * 2 * 4 / 7 + 15e-6))
 
 
@@ -202,16 +202,18 @@ def test_training_takes_operations_for_weights_and_pairs_or_waits_for_shards():
     half = 3 * 2 * (2 * 292 * 20 + 4 * 2 * 6 * squares / 2)
     assert training_flops(SMALL, 3, Lengths(10, 20), 10, 2, causal=True) == pytest.approx(half, rel=1e-3)
     # 630 operations and a ninth of padding on 2 GPUs at 31 a second; 5 times 28 bytes at 7 a second.
-    assert rollout.training_seconds(630, TOY, 2, gathered=0, num_passes=5, link=10) == pytest.approx(630 / 0.9 / 62)
-    assert rollout.training_seconds(630, TOY, 2, gathered=28, num_passes=5, link=10) == pytest.approx(20)
-    assert rollout.PADDING == MAX_PADDING_SHARE
+    assert rollout_cost.training_seconds(630, TOY, 2, gathered=0, num_passes=5, link=10) == pytest.approx(
+        630 / 0.9 / 62
+    )
+    assert rollout_cost.training_seconds(630, TOY, 2, gathered=28, num_passes=5, link=10) == pytest.approx(20)
+    assert rollout_cost.PADDING == MAX_PADDING_SHARE
 
 
 def test_the_step_that_was_measured_on_an_h100_is_foretold():
     # benchmarks/gpu.py with a token budget: 64 completions of Qwen2.5-1.5B, 1,100 tokens in the mean, took 3.55 s.
     shape, _ = find_shape("Qwen/Qwen2.5-1.5B", None)
     flops = training_flops(shape, 64, Lengths(1_100, 4_096), 14, passes=4, causal=False)
-    seconds = rollout.training_seconds(flops, GPUS["H100-80GB"], 1, gathered=0, num_passes=12, link=1)
+    seconds = rollout_cost.training_seconds(flops, GPUS["H100-80GB"], 1, gathered=0, num_passes=12, link=1)
     assert seconds == pytest.approx(3.55, rel=0.05)
 
 

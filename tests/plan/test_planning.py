@@ -10,8 +10,8 @@ import pytest
 from plan_helpers import GIB, NINE_MACHINES, ONE_GPU
 
 from trl_dapo.plan import plan
-from trl_dapo.plan.page import describe
-from trl_dapo.plan.rollout import Lengths, sampling_seconds, training_flops
+from trl_dapo.plan.rollout_cost import Lengths, sampling_seconds, training_flops
+from trl_dapo.plan.text import describe
 
 
 NUM_WEIGHTS = 1_720_574_976  # of Qwen3-1.7B, which `ONE_GPU` trains

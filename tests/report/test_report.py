@@ -26,7 +26,7 @@ from trl_dapo.report.drawing import (
     plot_comparison,
     plot_panel,
 )
-from trl_dapo.report.page import MAX_CHARACTERS
+from trl_dapo.report.html import MAX_CHARACTERS
 from trl_dapo.report.runs import summarize_groups
 
 

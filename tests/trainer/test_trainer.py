@@ -31,7 +31,7 @@ from trl.rewards import get_soft_overlong_punishment
 from update_helpers import Recorder
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.engines import seam
+from trl_dapo.engines import checkpointing
 from trl_dapo.rewards import SoftOverlongPunishment
 from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.settings.sampling_defaults import PAPER
@@ -304,8 +304,8 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
     monkeypatch.setattr(
         ScriptedTrainer, "_generate_single_turn", lambda self, *args: (pass_time(10.0), generate(self, *args))[1]
     )
-    save_state = seam.save_state
-    monkeypatch.setattr(seam, "save_state", lambda *args: (pass_time(3.0), save_state(*args)))
+    save_state = checkpointing.save_state
+    monkeypatch.setattr(checkpointing, "save_state", lambda *args: (pass_time(3.0), save_state(*args)))
     settings = {"shuffle_dataset": False, "per_device_eval_batch_size": 4}
     settings |= {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     data = {"train_dataset": prompts(24), "eval_dataset": prompts(1), "script": mixed_unless_multiple_of_3}

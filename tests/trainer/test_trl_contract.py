@@ -218,7 +218,7 @@ def holds_a_trainer(tree):
     nodes = list(ast.walk(tree))
     bases = {getattr(base, "id", None) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
     takes = {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
-    return bool(bases & {"GRPOTrainer", "UpdatePhase"}) or "trainer" in takes
+    return bool(bases & {"GRPOTrainer", "TypedGRPOTrainer"}) or "trainer" in takes
 
 
 def test_every_attribute_of_trls_trainer_that_is_used_is_listed():

@@ -15,7 +15,7 @@ from update_helpers import Recorder, apart
 from trl_dapo import DAPOTrainer
 from trl_dapo.settings.sampling_defaults import PAPER
 from trl_dapo.update.loss import engine_weight
-from trl_dapo.update.phase import UpdatePhase
+from trl_dapo.update.phase import UpdatePhaseMixin
 from trl_dapo.update.tally import Tally, metrics_of_tokens
 
 
@@ -135,7 +135,7 @@ def passes_without_gradient(trainer):
 
 @pytest.fixture
 def keep_the_pass(monkeypatch):
-    return partial(monkeypatch.setattr, UpdatePhase, "_passes_once", False)
+    return partial(monkeypatch.setattr, UpdatePhaseMixin, "_passes_once", False)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

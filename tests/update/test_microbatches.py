@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trl_dapo.update.microbatches import Rows, plan_window, plan_window_within_budget
-from trl_dapo.update.rows import widths
+from trl_dapo.update.rollout_tensors import widths
 
 
 pytestmark = pytest.mark.fast

@@ -27,7 +27,7 @@ from update_helpers import (
 )
 
 from trl_dapo.models import attention_cost_of
-from trl_dapo.update.rows import no_rows
+from trl_dapo.update.rollout_tensors import no_rows
 
 
 def lone(length):

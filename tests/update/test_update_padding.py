@@ -29,14 +29,14 @@ from update_helpers import (
 )
 
 from trl_dapo.update.padding import _exact
-from trl_dapo.update.phase import UpdatePhase
+from trl_dapo.update.phase import UpdatePhaseMixin
 
 
 def test_old_logps_are_trls_for_fewer_padded_tokens_and_as_many_passes():
     trainer, rollout = ScriptedUpdate(), collate(mask(make_rows(30, longest=200), [3, 4]))
     found, expected = (
         passes_without_gradient(trainer, rollout, cls._get_per_token_logps_and_entropies)
-        for cls in (UpdatePhase, GRPOTrainer)
+        for cls in (UpdatePhaseMixin, GRPOTrainer)
     )
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
@@ -246,7 +246,7 @@ def test_on_cuda_a_micro_batch_has_a_column_more_where_padding_would_get_nan_gra
     class OnCuda(ScriptedUpdate):
         @cached_property
         def _cutter(self):
-            return replace(UpdatePhase._cutter.fget(self), on_cuda=True)
+            return replace(UpdatePhaseMixin._cutter.fget(self), on_cuda=True)
 
     script = [Row([5, 6, 7, 8], [9] * 60, 1.0), Row([5], [9] * 30, -1.0)]  # 4 + 60 = 64 columns
     found, expected = run(OnCuda, script, 1), run(ScriptedUpdate, script, 1)

@@ -27,8 +27,8 @@ from update_helpers import (
 
 from trl_dapo.update.loss import LOSS_MEANS
 from trl_dapo.update.objective import adapted_entropy_coef
-from trl_dapo.update.phase import UpdatePhase
-from trl_dapo.update.rows import ROLLOUT_KEYS
+from trl_dapo.update.phase import UpdatePhaseMixin
+from trl_dapo.update.rollout_tensors import ROLLOUT_KEYS
 
 
 B, P, T = 5, 4, 9
@@ -124,7 +124,7 @@ def assert_agrees_with_trl(trainer, inputs):
     trainer.entropy_coef, trainer._last_world_entropy = controlled
 
     def ours(model, inputs):
-        loss = UpdatePhase._compute_loss(trainer, model, inputs)
+        loss = UpdatePhaseMixin._compute_loss(trainer, model, inputs)
         trainer._tally.add_microbatch(real_tokens=1, padded_tokens=1)
         trainer._publish(trainer._tally, "train")
         return loss
@@ -257,7 +257,8 @@ def test_the_layout_of_every_key_of_a_rollout_is_known():
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
-    methods = UpdatePhase._compute_loss, UpdatePhase._objective, UpdatePhase._publish, UpdatePhase._append_metrics
+    names = "_compute_loss", "_objective", "_publish", "_append_metrics"
+    methods = [getattr(UpdatePhaseMixin, name) for name in names]
     source = "".join(map(inspect.getsource, (*methods, adapted_entropy_coef))).replace(" args.", " self.args.")
     assert {field for field in HONOURED if field in source} == HONOURED
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
-from ..plan.page import add_plan_arguments, run_plan
 from ..plan.recipe import declared_fields
+from ..plan.text import add_plan_arguments, run_plan
 from ..settings.arguments import (
     FETCHED,
     OneLineParser,

@@ -1,3 +1,3 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The seam into TRL, vLLM's server, a rollout ahead, and how LoRA adapters reach vLLM."""
+"""How the trainer samples through TRL, vLLM's server, rollouts ahead, LoRA adapters in vLLM, and checkpoints."""

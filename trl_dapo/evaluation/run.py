@@ -326,7 +326,7 @@ def _make_engine(arguments: dict[str, Any]) -> Callable:
     """The engine that `evaluate` was asked for, which takes what it generates for; only its libraries are imported."""
     function: Callable
     if arguments["base_url"]:
-        from .server import generate_with_server as function
+        from .server_client import generate_with_server as function
     elif arguments["engine"] == "vllm":
         from .local import generate_with_vllm as function
     else:

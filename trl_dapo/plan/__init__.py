@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run will need, before a GPU is rented: `trl-dapo plan`."""
 
-from .page import suggest
 from .planning import Plan, plan
+from .text import suggest
 
 
 __all__ = ["Plan", "plan", "suggest"]

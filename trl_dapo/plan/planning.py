@@ -17,7 +17,7 @@ from ..settings.arguments import answer_within
 from ..settings.ranges import SHARE, check_value
 from .memory import VLLM_ASLEEP
 from .recipe import Recipe, read
-from .rollout import Batches, Lengths, Sampling
+from .rollout_cost import Batches, Lengths, Sampling
 from .training import Training
 
 

@@ -11,7 +11,7 @@ from ..models import ModelShape
 from . import memory
 from .memory import ENDS, Adapter
 from .recipe import GPUS_PER_MACHINE, NETWORK, Recipe
-from .rollout import BANDWIDTH, Batches, Lengths, training_flops, training_seconds
+from .rollout_cost import BANDWIDTH, Batches, Lengths, training_flops, training_seconds
 
 
 HOST_LINK = 25e9  # bytes/s between a GPU and its machine's memory: PCIe 4.0 x16

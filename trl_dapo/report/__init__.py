@@ -3,7 +3,7 @@
 """What a run did, from what it left on disk: a page that stands alone, and its pictures."""
 
 from .drawing import PANELS, Panel, plot_comparison, plot_panel, plot_run
-from .page import write_report
+from .html import write_report
 from .runs import Run, load_log_history, load_run, load_runs, series
 
 

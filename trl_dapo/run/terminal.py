@@ -28,9 +28,9 @@ from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .counts import SAMPLING, acceptance_rate, mean, num_accepted, total
+from .early_stop import StopCallback
 from .ledger import read_rollouts
 from .log import LOG_HISTORY_NAME
-from .stops import StopCallback
 from .stopwatch import SILENCE, Stopwatch, calling
 
 

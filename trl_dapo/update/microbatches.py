@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from math import ceil, inf, sqrt
 
-from .rows import widths
+from .rollout_tensors import widths
 
 
 Lengths = Sequence[tuple[int, int]]  # of rows: prompt and completion

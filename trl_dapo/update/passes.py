@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor
 
-from .rows import row_lengths, widths
+from .rollout_tensors import row_lengths, widths
 from .window import Cutter
 
 

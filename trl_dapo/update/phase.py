@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset, IterableDataset
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer
+from transformers import Trainer
 from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import (
@@ -32,35 +31,23 @@ from .loss import engine_weight
 from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_is_felt
 from .passes import accumulating, ranks_are_in_step, run_trimmed
-from .rows import MODEL_INPUTS, groups_with_loss, unknown_keys
+from .rollout_tensors import MODEL_INPUTS, groups_with_loss, unknown_keys
 from .swap import swapped
 from .tally import Tally, metrics_of_passes, metrics_of_tokens
+from .typed_trainer import TypedGRPOTrainer
 from .window import Cutter, weigh
 
 
 logger = logging.get_logger(__name__)
 
 
-class UpdatePhase(GRPOTrainer):
+class UpdatePhaseMixin(TypedGRPOTrainer):
     """TRL's trainer with DAPO's update phase: an exact token mean, the dual clip, and equal micro-batches."""
 
     # Each optimizer step takes the rows that `GRPOTrainer` would take, from the same draw, and cuts them again. The
     # training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
 
-    # Narrower than TRL and transformers declare them: optional there, and set in every trainer that was constructed.
-    args: DAPOConfig
-    model: PreTrainedModel
-    num_generations: int
-    num_generations_eval: int
-    max_completion_length: int | None  # none with vLLM: the rest of its window
-    pad_to_multiple_of: int | None
-    train_dataset: Dataset | IterableDataset
-    _logs: dict[str, Any]
-    # These begin as `None` there, which is all that is said of them.
-    _buffered_inputs: list[dict] | None  # type: ignore[assignment]
-    _signature_columns: list[str] | None  # type: ignore[assignment]
     _feels_padding: str | None = None
-    _is_made = False  # without `__init__`, as TRL's tests make trainers, the methods are TRL's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..ranks import exchange
 from .loss import weights_without_filler
 from .microbatches import Rows, plan_window, plan_window_within_budget
-from .rows import (
+from .rollout_tensors import (
     clear_of_nan,
     index_rows,
     is_cut_by_row,

@@ -22,7 +22,7 @@ from ..settings.rules import why_refused
 from .memory import CONTEXT, HEAD_TILE, VLLM_ASLEEP, VLLM_WORK
 from .planning import ACCEPTANCE, FRAGMENTS, PUBLISHED, START, Plan, plan, shape_of
 from .recipe import GPUS, GPUS_PER_MACHINE, NETWORK, PCIE, Cluster, Recipe, Sharding
-from .rollout import BANDWIDTH, DECODE_MFU, SERVER_UTILIZATION, STEP_SECONDS, TRAIN_MFU
+from .rollout_cost import BANDWIDTH, DECODE_MFU, SERVER_UTILIZATION, STEP_SECONDS, TRAIN_MFU
 from .training import makes_tiles
 
 

@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from trl_dapo.update.rows import (
+from trl_dapo.update.rollout_tensors import (
     clear_of_nan,
     index_rows,
     is_cut_by_row,

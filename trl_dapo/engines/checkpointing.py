@@ -1,0 +1,167 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of the trainer: what they hold next to the files of transformers, and how a run continues from one.
+
+`run/checkpoint.py` reads and writes the files. This file says what of the trainer goes into them.
+"""
+
+import sys
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from datasets import IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..rewards.task_reward import TaskReward
+from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
+from ..run.early_stop import StopCallback
+from ..run.log import describe_changes, settings_to_compare
+from ..run.stopwatch import Stopwatch
+from ..run.terminal import wrapped_for
+from ..sampling.sampler import Sampler
+from ..update.swap import swapped
+from ..update.typed_trainer import TypedGRPOTrainer
+from .ahead import GroupsAhead
+
+
+class CheckpointMixin(TypedGRPOTrainer):
+    """Save and load what a run needs to continue next to the files of transformers."""
+
+    # Of the other parts of the trainer.
+    _ahead: GroupsAhead
+    _generate_every: int
+    _group_filter: Any
+    _task: TaskReward
+    stop: StopCallback
+    stopwatch: Stopwatch
+
+    _sampler: Sampler | None = None
+    _rule: dict[str, Any] | None = None  # what decided on the rows of the last rollout
+
+    def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
+        parts: list[dict] = super()._roll_out(batch)  # type: ignore[misc]  # of `UpdatePhaseMixin`
+        self._rule = self._rule_of_now()  # a callback may change the weights before they are saved
+        return parts
+
+    def _rule_of_now(self) -> dict[str, Any]:
+        """What decides on rows today, and how they are sampled."""
+        weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of float32
+        others: dict[str, Any] = {"reward_funcs": self.reward_func_names, "reward_weights": weights}
+        others |= {"dynamic_sampling_rewards": self._task.names, "prompts_per_rollout": self.args.groups_per_rollout}
+        return rule_of(self.args, others | {"group_filter": self._group_filter})
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with self.stopwatch.timing("checkpoint"):
+            local = None if self.args.save_only_model else self._local_state()
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.args.should_save:  # one of an earlier run that is written over is not whole any more
+                (folder / WHOLE_NAME).unlink(missing_ok=True)
+            self.accelerator.wait_for_everyone()
+            if local is not None:
+                save_state(folder, self.args, self._sampler, local)
+            super()._save_checkpoint(model, trial)
+
+    def update_state_dict(self) -> dict:
+        """What the update phase needs to go on from a checkpoint, on this rank, loadable with `weights_only=True`."""
+        phase = self._step % self._generate_every
+        return {
+            "step": self._step if phase else 0,
+            "generate_every": self._generate_every,
+            "accumulation": int(self.args.gradient_accumulation_steps),  # whatever type marks it as worked out
+            "rollout": self._buffered_inputs if phase else None,
+        }
+
+    def load_update_state_dict(self, state: dict) -> None:
+        """Goes on from where [`CheckpointMixin.update_state_dict`] left off, where the rows fit."""
+        self._step = state["step"]
+        self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
+
+    def _local_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank."""
+        return {
+            "settings": settings_to_compare(self.args),
+            "rule": self._rule or self._rule_of_now(),
+            "update": self.update_state_dict(),
+            "metrics": dict(self._metrics["train"]),
+            # TRL keeps these in a file that it writes only after the one that says that all is written.
+            "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
+            "queue": None if self._sampler is None else self._sampler.queue.state_dict(),
+            "ahead": self._ahead.state_dict(),
+        }
+
+    def _misfits(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
+        """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
+        self._rule = self._rule_of_now()
+        theirs, own, update = header | local["rule"], dict(self._rule), local["update"]
+        if (rollout := update["rollout"]) is not None:
+            sizes: dict[str, Any] = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
+            sizes |= {"num_iterations": update["generate_every"] // len(rollout), "steps_per_generation": len(rollout)}
+            if "ref_per_token_logps" not in rollout[0]:
+                sizes["beta"] = 0.0
+            if update["step"] % update["generate_every"] % self.args.gradient_accumulation_steps:
+                # No step would end with the rollout, where limits of the run are looked at.
+                sizes["gradient_accumulation_steps"] = update.get("accumulation")
+            theirs |= {name: x for name, x in sizes.items() if x is not None}
+            own |= {name: getattr(self.args, name) for name in sizes}
+        return {name: (x, own[name]) for name, x in theirs.items() if own.get(name, x) != x}
+
+    def _load_local(self, checkpoint: str, local: dict[str, Any], rows_fit: bool) -> None:
+        line = describe_changes(checkpoint, local["settings"], settings_to_compare(self.args))
+        if line is not None:
+            self.accelerator.print(wrapped_for(sys.stdout, line))
+        if self.use_adaptive_entropy and local["entropy"] is not None:
+            self.entropy_coef, self._last_world_entropy = local["entropy"]
+        self._metrics["train"].update(local["metrics"])
+        if rows_fit:
+            if self._sampler is not None and not self.args.ignore_data_skip:
+                requests = self._sampler.queue.in_flight
+                self._sampler.unanswered = self._ahead.load_state_dict(local["ahead"], requests)
+            self.load_update_state_dict(local["update"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # The main process writes `trainer_state.json` next: not before every rank's files are there.
+        self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        adapters = getattr(self.model, "peft_config", ())
+        if len(adapters) > 1 and "default" in adapters and not self.is_fsdp_enabled:  # until 5.23 left out
+            self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+        # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
+        for name, parameter in self.model.named_parameters():
+            if parameter.dtype != dtypes.get(name, parameter.dtype):
+                parameter.data = parameter.data.to(dtypes[name])
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM's weights are of the last steps
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            restore = partial(self._load_local, checkpoint)
+            load_state(Path(checkpoint), self._sampler, self._misfits, restore, self.args.ignore_data_skip)
+
+    def get_train_dataloader(self) -> DataLoader:
+        if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
+            return super().get_train_dataloader()
+        # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
+        # where it starts over differs after a resume.
+        pace = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
+        with swapped(self, train_dataset=pace):
+            return super().get_train_dataloader()
+
+    def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:
+        if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
+            return super().get_batch_samples(*args)
+        self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
+        return [], None

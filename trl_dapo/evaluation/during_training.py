@@ -1,0 +1,112 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation during training: TRL's evaluation loop, with avg@k, pass@k and maj@k in what it returns."""
+
+import math
+from typing import Any
+
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import EvalLoopOutput, has_length
+from transformers.utils import logging
+
+from ..models import context_length
+from ..rewards.dapo_math import completion_text
+from ..rewards.names import find_answers
+from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
+from ..run.stopwatch import Stopwatch
+from ..sampling.example_names import content_digest, problem_source
+from ..update.swap import swapped
+from ..update.typed_trainer import TypedGRPOTrainer
+from .scores import EvaluationScores, Prefetch, rows_that_fit
+
+
+logger = logging.get_logger(__name__)
+
+
+class EvaluationMixin(TypedGRPOTrainer):
+    """Evaluate during training, with scores."""
+
+    # Of the other parts of the trainer.
+    _engine_schedules: bool
+    _prefetch: Prefetch
+    _task: TaskReward
+    stopwatch: Stopwatch
+
+    _scores: EvaluationScores
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
+        dataset, how_much = getattr(dataloader, "dataset", None), ""
+        if has_length(dataset):
+            how_much = f"{len(dataset)} prompts x {self.num_generations_eval} in {len(dataloader)} batches"
+            self._tell_counted_twice(len(dataset) * self.num_generations_eval)
+        self._scores.begin(len(dataset) if has_length(dataset) else None)
+        self._metrics["eval"].clear()
+        if self._engine_schedules and not (
+            self.tools or self.environment_factories or self.rollout_func or self._is_vlm
+        ):
+            round_size = self.args.dynamic_sampling_max_round_size
+            if round_size:
+                num_rows = round_size * self.num_generations
+            else:
+                longest = self.max_completion_length or self.args.vllm_max_model_length
+                num_rows = rows_that_fit(longest or context_length(self.model.config))
+            dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
+        with self.stopwatch.timing("evaluation", how_much):
+            how = description, prediction_loss_only, ignore_keys, metric_key_prefix
+            output = super().evaluation_loop(dataloader, *how)
+        scores = self._scores.means() if self._task.tells_right else {}
+        assert output.metrics is not None
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        return output
+
+    def _tell_counted_twice(self, num_completions: int) -> None:
+        """Says which figures of TRL count what fills the last batch of several processes."""
+        num_processes = self.accelerator.num_processes
+        per_batch = self.args.per_device_eval_batch_size * num_processes
+        if num_processes > 1 and num_completions % per_batch and self.accelerator.is_main_process:
+            logger.warning_once(
+                f"An evaluation of {num_completions} completions fills no whole number of batches of {per_batch}, so "
+                f"{-num_completions % per_batch} are sampled twice. `eval_reward` and the other means of TRL count "
+                f"them twice; avg@k, pass@k and maj@k do not."
+            )
+
+    def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
+        """Source, content and completion of each row of a batch, asked before a reward function can change it."""
+        if not self._task.tells_right:
+            return []
+        return [
+            (problem_source(example), content_digest(example), completion_text(completion))
+            for example, completion in zip(inputs, completions, strict=True)
+        ]
+
+    def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor, logged: dict[str, list]) -> None:
+        """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
+        if not self._task.tells_right:
+            logger.warning_once(SCORES_LEFT_OUT)
+            return
+        answers, states_answers = find_answers(self._task.names, logged, [text for *_, text in own_rows])
+        rows = gather_object([(*problem, answer) for (*problem, _), answer in zip(own_rows, answers, strict=True)])
+        rewards = self._task.scaled(rewards, self.args.reward_scaling).cpu()
+        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
+        right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
+        problems = [tuple(problem) for *problem, _ in rows]
+        self._scores.add(problems, [answer for *_, answer in rows], right, states_answers)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """With the last batch, also if `dataloader_drop_last=True`: that is for training."""
+        with swapped(self.args, dataloader_drop_last=False):
+            return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        with swapped(self.args, dataloader_drop_last=False):
+            return super().get_test_dataloader(test_dataset)
