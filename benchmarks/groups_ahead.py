@@ -21,14 +21,15 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import torch
 from accelerate import Accelerator
 from datasets import Dataset
 
 from trl_dapo.engines.ahead import GroupsAhead
 from trl_dapo.run.stopwatch import Stopwatch
+from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.rounds import Recorded, Round, Rows, select_ages
+from trl_dapo.sampling.rounds import Recorded, Round, receive_rows
+from trl_dapo.sampling.rows import dummy_row
 from trl_dapo.sampling.sampler import Sampler
 
 from .frame.tables import print_table
@@ -100,7 +101,7 @@ class Run(NamedTuple):
 
     seconds: float  # of a rollout
     busy: float  # of all slots, seconds a rollout
-    ages: list[int]
+    staleness: list[int]  # of the groups that trained, in rollouts
     length: float  # of what trains over that of all accepted that were asked for
     overflow: float  # groups over those that trained
 
@@ -124,46 +125,45 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
         stopwatch=Stopwatch(),
     )
 
-    def ask_ahead():
-        sampler.draw_ahead()
-        pool.ask(sampler.in_flight)
+    def submit_ahead():
+        sampler.request_ahead()
+        pool.submit(sampler.queue.in_flight)
 
-    def sample(asks):
-        with pool.answering(asks):
-            ids = [[int(ask.example["prompt"])] for ask in asks]
+    def sample(requests):
+        with pool.answering(requests):
+            ids = [[int(request.group.example["prompt"])] for request in requests]
             lengths = [len(row) for row in server.generate(prompts=ids, n=NUM_GENERATIONS)["completion_ids"]]
-        rows = Rows(*([None] * len(lengths) for _ in range(len(vars(Rows.empty())))))
-        recorded = Recorded(rows, lengths, [False] * len(lengths), torch.zeros(len(lengths), 1), {}, {"extra": {}})
-        return Round.sampled(asks, recorded, sampler.rollout.number, accelerator)
+        rows = [dummy_row(0)] * len(lengths)
+        recorded = Recorded(rows=rows, lengths=lengths, truncated=[False] * len(lengths))
+        return Round(requests, receive_rows(requests, recorded, accelerator))
 
-    ended, ages, trained, overflow, busy = [], [], [], 0, 0.0
+    ended, staleness, trained, overflow, busy = [], [], [], 0, 0.0
     for step in range(num_rollouts + WARM_UP):
         busy = server.busy if step == WARM_UP else busy
-        sampler.begin(step)
+        sampler.start_rollout(step)
         while True:
-            ask_ahead()
-            if not (asks := sampler.next_prompts()):
+            submit_ahead()
+            requests = sampler.next_requests()
+            if not requests:
                 break
-            round_ = sample(asks)
-            round_.prompts = [ask.example["prompt"] for ask in asks]
-            verdicts = [prompts[int(name)].is_accepted for name in round_.prompts]
-            sampler.add_round(round_, [None if is_accepted else "all_wrong" for is_accepted in verdicts])
-        rollout, batch = sampler.rollout, sampler.batch()
-        trained += [int(rollout.round_of(group).prompts[group.index]) for group in batch.train]
-        overflow += rollout.num_found - len(batch.train) - len(batch.carry)
-        ages += select_ages(rollout.rounds, batch.train)
-        scores = torch.zeros(len(batch.carry) * NUM_GENERATIONS, 1)
-        kept = Round.of_groups(Rows.empty(), scores, [age + 1 for age in select_ages(rollout.rounds, batch.carry)])
-        kept.prompts = [rollout.round_of(group).prompts[group.index] for group in batch.carry]
-        sampler.carry([kept] if batch.carry else [])
-        ask_ahead()
+            round_ = sample(requests)
+            verdicts = [prompts[int(group.example["prompt"])].is_accepted for group in round_.groups]
+            reasons = [None if is_accepted else "all_wrong" for is_accepted in verdicts]
+            sampler.add(round_)
+            sampler.decide(Decided(round_.groups, reasons, 0))
+        batch = sampler.finish_rollout()
+        trained += [int(group.example["prompt"]) for group in batch.train]
+        overflow += len(batch.surplus)
+        staleness += [group.staleness(sampler.rollout.number) for group in batch.train]
+        submit_ahead()
         time.sleep(update_seconds)
         ended.append(time.perf_counter())
     pool.cancel()
     accepted = [i for i in range(max(trained) + 1) if prompts[i].is_accepted]
     length = mean_time(prompts, trained) / mean_time(prompts, accepted)
     seconds = (ended[-1] - ended[WARM_UP - 1]) / num_rollouts
-    return Run(seconds, (server.busy - busy) / SLOTS / num_rollouts, ages, length, overflow / len(trained))
+    busy_seconds = (server.busy - busy) / SLOTS / num_rollouts
+    return Run(seconds, busy_seconds, staleness, length, overflow / len(trained))
 
 
 def mean_time(prompts, indices):
@@ -184,9 +184,9 @@ def main(num_rollouts=20, mean_seconds=0.2):
                 f"{load.update:.0%}",
                 *(f"{value:.2f}" for value in (*seconds, one.seconds / two.seconds)),
                 f"{two.length:.3f}",
-                f"{statistics.mean(two.ages):.2f}, {max(two.ages)}",
+                f"{statistics.mean(two.staleness):.2f}, {max(two.staleness)}",
                 f"{two.overflow:.1%}",
             ]
         )
-    columns = ("accepted", "update", *WAYS, "limit", "two over one", "trained length", "age", "overflow")
+    columns = ("accepted", "update", *WAYS, "limit", "two over one", "trained length", "staleness", "overflow")
     print_table(f"Seconds of a rollout, over {num_rollouts}; {mean_seconds:g} s a completion", columns, rows, left=2)

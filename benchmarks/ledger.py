@@ -23,13 +23,14 @@ from trl_dapo import trainer
 from trl_dapo.cli.quickstart import run_quickstart
 from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run.ledger import Ledger, Parts, describe_groups, read_ledger
+from trl_dapo.sampling.groups import GenerationRequest
+from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rounds import Ask, Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 from .frame.runs import clock
 from .frame.tables import markdown
+from .sampling_policies import receive
 
 
 NAMES = ["right", "soft_overlong_punishment"]
@@ -48,22 +49,24 @@ def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> t
     parts, seconds = Parts(folder / "rollouts"), []
     parts.begin(0)
     for step in range(num_rollouts):
-        sampler.begin()
+        sampler.start_rollout(step)
         names = [f"{draw.getrandbits(64):016x}" for _ in range(num_groups)]
         penalties_B = -torch.rand(num_rows) * (torch.rand(num_rows) < 0.2)
         rewards_BF = torch.stack([torch.randint(2, (num_rows,)).float(), penalties_B], dim=1)
         lengths_B = torch.randint(1, longest + 1, (num_rows,))
         truncated_B = lengths_B > 0.9 * longest
-        origin = {"sources": ["math_dapo"] * num_groups, "asks": [Ask(name, {}, G) for name in names]}
-        round_ = Round(names, Rows.empty(), rewards_BF, lengths_B, truncated_B, {}, {}, **origin)
-        sampler.add_round(round_, [None if i % 2 else "all_wrong" for i in range(num_groups)])
+        groups = [sampler.queue.draw(name, {"source": "math_dapo"}, (step, i)) for i, name in enumerate(names)]
+        requests = [GenerationRequest(group, G) for group in groups]
+        sampler.queue.send(requests)
+        sampler.add(receive(requests, rewards_BF, lengths_B, truncated_B))
+        sampler.decide(Decided(groups, [None if i % 2 else "all_wrong" for i in range(num_groups)], 0))
         words = [str(number) for number in range(2000)]
         texts = {
-            Group(0, i): ("What is it?", [" ".join(draw.choices(words, k=longest // 4)) for _ in range(G)])
-            for i in range(num_texts)
+            group: ("What is it?", [" ".join(draw.choices(words, k=longest // 4)) for _ in range(G)])
+            for group in groups[:num_texts]
         }
         with clock(seconds):
-            parts.append(describe_groups(sampler.rollout, sampler.batch(), step, task, NAMES, texts))
+            parts.append(describe_groups(sampler.rollout, sampler.finish_rollout(), step, task, NAMES, texts))
     on_disk = sum(path.stat().st_size for path in parts.folder.iterdir())
     return on_disk / (num_rollouts * num_groups), seconds
 
@@ -87,7 +90,7 @@ def main(num_rollouts=10, num_steps=40):
     ledger, rollout = [], []
     with (
         tempfile.TemporaryDirectory() as folder,
-        timed(Ledger, "add_round", ledger),
+        timed(Ledger, "add_groups", ledger),
         timed(Ledger, "end_rollout", ledger),
         timed(trainer.DAPOTrainer, "_generate_and_score_completions", rollout),
     ):

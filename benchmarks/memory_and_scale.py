@@ -15,16 +15,25 @@ import tracemalloc
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 
-from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.rounds import Rows, assign_to_ranks, select_groups
+from trl_dapo.sampling.rounds import (
+    Recorded,
+    Round,
+    in_batch,
+    note_scores,
+    plan_scoring,
+    receive_rows,
+    rows_of_batch,
+)
+from trl_dapo.sampling.rows import as_generated, rows_from_generated
 from trl_dapo.sampling.sampler import Sampler
 
 from .frame.runs import clock
 from .frame.tables import print_table
-from .sampling_policies import blank_round
+from .sampling_policies import decide
 
 
 ACCEPTANCE = 0.55
@@ -51,7 +60,7 @@ class Script:
         rewards_NG[mixed_N, 0] = -1
         prompt_ids, texts = [self._tokens[:200]] * num_rows, ["text"] * num_rows
         generated = prompt_ids, completion_ids, None, texts, logprobs, {}, None, []
-        return generated, torch.tensor(rewards_NG).view(-1, 1)
+        return generated, lengths, torch.tensor(rewards_NG).view(-1, 1)
 
 
 def rollout(num_prompts, G, longest, after_generation=lambda: None):
@@ -59,26 +68,32 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
     script, spent = Script(G, longest), []
     dataset = Dataset.from_dict({"id": range(10 * num_prompts)})
     sampler = Sampler(PromptStream(dataset, seed=0), target=num_prompts, num_generations=G)
-    sampler.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
+    sampler.selection.round_size.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
+    accelerator = Accelerator(cpu=True)
     with clock(spent):
-        sampler.begin()
-        prompts = sampler.next_prompts()
-    while prompts:
-        generated, rewards = script.round(len(prompts))
+        sampler.start_rollout()
+        requests = sampler.next_requests()
+    while requests:
+        generated, lengths, rewards_BF = script.round(len(requests))
+        truncated = [length == longest for length in lengths]
         after_generation()
         with clock(spent):
-            rows = Rows.from_generated(generated, generated[3])
+            recorded = Recorded(
+                rows=rows_from_generated(generated, generated[3]), lengths=lengths, truncated=truncated
+            )
             del generated
-            rewards_NG, masked_NG = rewards.view(-1, G), torch.zeros(len(prompts), G, dtype=torch.bool)
-            reasons = drop_reasons(rewards_NG, masked_NG, Criterion())
-            counts = count_correct(rewards_NG, masked_NG, reasons, Criterion())
-            sampler.add_round(blank_round([ask.name for ask in prompts], rewards, rows), reasons, counts)
-            prompts = sampler.next_prompts()
+            completions = receive_rows(requests, recorded, accelerator)
+            note_scores(plan_scoring(requests, completions, num_ranks=1), rewards_BF, {})
+            round_ = Round(requests, completions)
+            sampler.add(round_)
+            for decided in decide(round_):
+                sampler.decide(decided)
+            requests = sampler.next_requests()
     with clock(spent):
-        batch, rounds = sampler.batch(), sampler.rollout.rounds
-        rows = assign_to_ranks(rounds, batch.train, batch.fill, G, torch.device("cpu"))
-        select_groups(rounds, [round_.rewards_BF for round_ in rounds], [*batch.train, *batch.fill], G)
-        for column in rows.as_generated()[:5]:
+        batch = sampler.finish_rollout()
+        rows = rows_of_batch(batch.train, batch.fill, G, torch.device("cpu"))
+        in_batch(lambda group: group.rewards, [*batch.train, *batch.fill], G)
+        for column in as_generated(rows)[:5]:
             for _ in column or ():
                 pass
     return sum(spent)

@@ -6,7 +6,7 @@ What a dynamic-sampling policy costs: generated groups per trained group, rounds
     python -m benchmarks sampling_policies    # minutes
 
 Every policy runs on the same seeded traces: a dataset of prompts whose pass rates are spread so widely on the log-odds
-scale that groups are accepted at a given rate. Ours is the `Sampler` that the trainer drives, on rounds without rows;
+scale that groups are accepted at a given rate. Ours is the `Sampler` that the trainer drives, on groups without rows;
 the others are modelled after what their code does. No model runs: it is arithmetic on one core.
 """
 
@@ -21,11 +21,12 @@ from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
 from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
+from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.rounds import Round, Rows, select_ages, select_rewards
+from trl_dapo.sampling.rounds import Completion, Round
 from trl_dapo.sampling.sampler import Sampler
-from trl_dapo.sampling.screening import to_carry
+from trl_dapo.sampling.screen import Screen
 
 from .frame.tables import print_table, say
 
@@ -218,53 +219,72 @@ def greso(world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
 
 
 class Ours:
-    """The package's `Sampler`, fed with rounds that have rewards but no rows."""
+    """The package's `Sampler`, fed with groups that have rewards but no rows."""
 
     def __init__(self, world, target, carries=False, memory=None, screen=None):
         trace, self._world = world.trace, world
+        known, policies = None, []
+        if memory is not None:
+            known = memory(seed=trace.seed, num_generations=trace.num_generations)
+            policies.append(known)
+        if screen is not None:
+            policies.append(Screen(screen, known))
         self.sampler = Sampler(
             PromptStream(Dataset.from_dict({"id": range(trace.num_prompts)}), seed=trace.seed),
             target=target,
             num_generations=trace.num_generations,
             carries=carries,
-            memory=memory and memory(seed=trace.seed),
-            screen=screen,
+            policies=policies,
         )
 
-    def _round(self, asks):
-        nums = [ask.num for ask in asks]
-        num_correct = self._world.correct(np.array([ask.example["id"] for ask in asks]), nums)
+    def _sample(self, requests):
+        nums = [request.num_completions for request in requests]
+        num_correct = self._world.correct(np.array([request.group.example["id"] for request in requests]), nums)
         rewards = [float(i < correct) for num, correct in zip(nums, num_correct, strict=True) for i in range(num)]
-        return blank_round([ask.name for ask in asks], torch.tensor(rewards)[:, None], asks=asks)
+        return receive(requests, torch.tensor(rewards)[:, None])
 
     def __next__(self):
         sampler, num_completions = self.sampler, 0
-        sampler.begin()
-        while asks := sampler.next_prompts():
-            num_completions += sum(ask.num for ask in asks)
-            for part in self._round(asks).by_size(sampler.rollout.rounds):
-                rewards_NG = part.rewards_BF.view(len(part.prompts), -1)
-                reasons = drop_reasons(rewards_NG, None, Criterion())
-                counts = count_correct(rewards_NG, None, reasons, Criterion(), part.num_known)
-                sampler.add_round(part, reasons, counts, self._world.step)
-        batch = self.batch = sampler.batch()
-        self._carry(batch)
+        sampler.start_rollout()
+        while requests := sampler.next_requests():
+            round_ = self._sample(requests)
+            num_completions += len(round_.completions)
+            sampler.add(round_)
+            for decided in decide(round_, self._world.step):
+                sampler.decide(decided)
+        batch = self.batch = sampler.finish_rollout()
         return Step(num_completions / sampler.num_generations, len(batch.train), sampler.rollout.num_rounds)
 
-    def _carry(self, batch):
-        """What the trainer does, of groups of which no row is held."""
-        rounds, carried = self.sampler.rollout.rounds, []
-        groups_by_size, half = to_carry(self.sampler.rollout, batch, self.sampler.num_generations, 1)
-        for groups, size in groups_by_size:
-            ages = [age + 1 for age in select_ages(rounds, groups)]
-            carried.append(Round.of_groups(Rows.empty(), select_rewards(rounds, groups, size), ages))
-        self.sampler.carry(carried, half)
+
+def receive(requests, rewards_BF, lengths_B=None, truncated_B=None):
+    """The round of these requests, whose completions have joined their groups without rows."""
+    blank_B = torch.zeros(len(rewards_BF), dtype=torch.long)
+    lengths = (blank_B if lengths_B is None else lengths_B).tolist()
+    truncated = (blank_B.bool() if truncated_B is None else truncated_B).tolist()
+    completions, start = [], 0
+    for request in requests:
+        group, num_known = request.group, request.group.num_received
+        completions += [Completion(group, num_known + i) for i in range(request.num_completions)]
+        group.receive(request, [0] * request.num_completions)
+        new = slice(start, start + request.num_completions)
+        group.lengths += lengths[new]
+        group.truncated += truncated[new]
+        group.rewards = torch.cat([group.rewards, rewards_BF[new]]) if num_known else rewards_BF[new]
+        start = new.stop
+    return Round(requests, completions)
 
 
-def blank_round(names, rewards_BF, rows=None, **options):
-    """A round of which no row is held, or these."""
-    blank_B = torch.zeros(len(rewards_BF))
-    return Round(names, rows or Rows.empty(), rewards_BF, blank_B, blank_B.bool(), {}, {}, **options)
+def decide(round_, step=0):
+    """The groups of a round by their size, with the reason to drop each, as the trainer decides."""
+    by_size = {}
+    for request in round_.requests:
+        num_known = request.group.num_received - request.num_completions
+        by_size.setdefault((-num_known, request.group.num_received), []).append(request.group)
+    for (minus_known, _), groups in sorted(by_size.items(), key=lambda item: item[0]):
+        rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), -1)
+        reasons = drop_reasons(rewards_NG, None, Criterion())
+        counts = count_correct(rewards_NG, None, reasons, Criterion(), -minus_known)
+        yield Decided(groups, reasons, -minus_known, counts, step)
 
 
 OURS, CARRY, MEMORY = "ours", "ours, carry", "ours, carry, memory"

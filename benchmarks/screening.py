@@ -3,7 +3,7 @@
 """
 What carry, memory and screening cost together, also in the first pass, and what trains of hard prompts.
 
-The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on rounds without rows, and asks for a few
+The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on groups without rows, and asks for a few
 completions of a prompt first. Figures are means over draws of the prompts and of their answers.
 
     python -m benchmarks screening    # minutes
@@ -80,15 +80,13 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
     for (name, mode), (label, screen) in itertools.product(MODES.items(), SCREENS.items()):
         found = []
         for seed in range(num_draws):
-            names, trained, steps = {}, Counter(), []
+            trained, steps = Counter(), []
             for step, policy in play(rate_N, screen, target, num_rollouts, seed=seed, **mode):
                 steps.append(step)
-                rollout = policy.sampler.rollout
-                names |= {ask.name: ask.example["id"] for round_ in rollout.sampled for ask in round_.asks}
-                trained.update(rollout.round_of(group).prompts[group.index] for group in rollout.accepted)
+                trained.update(group.example["id"] for group in policy.sampler.rollout.accepted)
             of_N = np.zeros(len(rate_N))
-            for key, num in trained.items():
-                of_N[names[key]] = num
+            for prompt, num in trained.items():
+                of_N[prompt] = num
             shares = [of_N[rate_N == rate].sum() / of_N.sum() for rate in (0.03, 0.97)]
             found.append([*shares, (of_N[np.isin(rate_N, (0.03, 0.97))] == 0).sum(), price_of(steps)])
         low, high, never, price = np.mean(found, axis=0)
@@ -96,9 +94,9 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
     print_table(title, columns, rows, left=5)
 
 
-def evaluated(rate_N, k, seed):
+def evaluated(rate_N, k, seed, num_generations):
     """A memory that begins with an evaluation of k completions of each prompt; none of it for 0."""
-    memory = PromptMemory(seed=seed)
+    memory = PromptMemory(seed=seed, num_generations=num_generations)
     for i, num_correct in enumerate(np.random.default_rng([seed, 3]).binomial(k, rate_N)):
         memory.update(str(i), num_correct.item(), k, step=0)
     memory.halve()
