@@ -80,7 +80,7 @@ class Server:
         self._free, self._lock, self._closed = [0.0] * SLOTS, threading.Lock(), threading.Event()
         self.session = SimpleNamespace(close=self._closed.set)
 
-    def asking(self, call, **asked):
+    def submit_request(self, call, **asked):
         return call(lambda: Server.generate(self, **asked))
 
     def generate(self, prompts, n, **sampling):
@@ -119,7 +119,7 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
         client=server,
         tokenize=None,
         generate=lambda texts, n: server.generate(prompts=[[int(text)] for text in texts], n=n),
-        describing_loss=nullcontext,
+        naming_lost_server=nullcontext,
         keeping_weights=nullcontext,
         is_waited_for=num_ahead == 1,
         stopwatch=Stopwatch(),

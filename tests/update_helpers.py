@@ -400,7 +400,7 @@ def budgeted(folder):
         found[name] = {
             "gradient": trainer.gradients[0],
             "costs": [(len(part["advantages"]), padded_tokens(part)) for part in trainer.microbatches],
-            "in_step": trainer._cutter.in_step,
+            "in_step": trainer._packer.in_step,
             "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
         }
     trainer = run(ScriptedUpdate, EXPERTS, 2, num_ranks=2, model=tiny_experts(), max_tokens_per_microbatch=60)

@@ -156,7 +156,7 @@ def choose_task_reward(
         best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
         models=[n for n, func in zip(reward_names, reward_funcs, strict=False) if isinstance(func, torch.nn.Module)],
     )
-    if args.reward_scaling is not None and task.knows_right and len(task.names) == 1:
+    if args.reward_scaling is not None and task.is_decided and len(task.names) == 1:
         worst, best = sorted(task.weights_F[task.is_task_F].item() * end for end in args.reward_scaling[2:])
         threshold = args.dynamic_sampling_accuracy_threshold
         if not worst <= threshold < best:

@@ -85,9 +85,9 @@ from .sampling.sampler import Sampler
 from .settings.arguments import naming_missing_folders
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
+from .update.patching import patched, training_mode
 from .update.phase import UpdatePhaseMixin
 from .update.rollout_tensors import mark_filler
-from .update.swap import in_mode, swapped
 
 
 if TYPE_CHECKING:
@@ -212,14 +212,14 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
     def _set_up_run(self) -> None:
         """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""
         args, sampler = self.args, self._sampler
-        asks_elsewhere, kept = self.rollout_func or self.environment_factories, self._kept_columns()
+        samples_elsewhere, kept = self.rollout_func or self.environment_factories, self._kept_columns()
         self._scores = EvaluationScores(self.num_generations_eval)
-        self.stopwatch = Stopwatch(self._asks_a_server)
+        self.stopwatch = Stopwatch(self._uses_a_server)
         self._open_engine(self.stopwatch)
         self.preflight = Preflight(
             args,
-            examples=None if asks_elsewhere else lambda: construction.some_examples(self.train_dataset, kept),
-            score=self.score_made_up,
+            examples=None if samples_elsewhere else lambda: construction.some_examples(self.train_dataset, kept),
+            score=self.score_dummy,
             reward_names=self.reward_func_names,
             tokenizer=self._tokenizer,
             context=None if self._is_vlm else context_length(self.model.config),
@@ -274,7 +274,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             "has_rollout_func": bool(self.rollout_func),
             "has_environments": bool(self.environment_factories),
             "has_tools": bool(self.tools),
-            "no_verdict": self._task.no_verdict,
+            "why_no_correctness": self._task.why_no_correctness,
             "undecided_rewards": self._task.undecided,
             "groups_per_rollout": self.args.groups_per_rollout,
         }
@@ -289,7 +289,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
     def _score_completions(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
-        if not self._is_made:
+        if not self._initialized:
             return super()._score_completions(inputs, prompts, completions, completion_ids_list)
         error = None
         self._choose_task()
@@ -300,7 +300,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         try:
-            with swapped(self, reward_funcs=checked), self.stopwatch.timing("rewards"):
+            with patched(self, reward_funcs=checked), self.stopwatch.timing("rewards"):
                 rewards = super()._score_completions(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
@@ -323,7 +323,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         self._remember_evaluated(evaluated, rewards, logged)
         return rewards
 
-    def score_made_up(
+    def score_dummy(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
     ) -> torch.Tensor:
         """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
@@ -331,11 +331,11 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
         lengths = [len(ids) for ids in completion_ids]
         with (
-            in_mode(self.model, training=True),  # what is evaluated is kept for the scores
+            training_mode(self.model, training=True),  # what is evaluated is kept for the scores
             # TRL reports how long each function takes, and no tracker is open yet.
-            swapped(self.args, report_to=[]),
-            swapped(self, reward_funcs=funcs, _completion_lengths=lengths, _scores_dummies=True),
-            swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
+            patched(self.args, report_to=[]),
+            patched(self, reward_funcs=funcs, _completion_lengths=lengths, _scores_dummies=True),
+            patched(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
             self._recording(),
         ):
             return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
@@ -346,7 +346,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         sampler, step = self._sampler, self.state.global_step
         if sampler is None or not self.model.training:
             rollouts = super()._generate_and_score_completions(inputs)
-            if self._is_made and self.model.training:
+            if self._initialized and self.model.training:
                 self._append_metrics(self.stopwatch.timeline())
             return rollouts
         assert self._ledger is not None
@@ -411,7 +411,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             return self._score_round(requests, completions, *batch)
 
         # TRL asks a server for so many completions of every so-manieth prompt: what divides the number of each.
-        in_common = swapped(self, num_generations=math.gcd(*(request.num_completions for request in requests)))
+        in_common = patched(self, num_generations=math.gcd(*(request.num_completions for request in requests)))
         with in_common, self._recording(score) as recorded, self._ahead.answering(requests):
             super()._generate_and_score_completions(inputs)
         return Round(requests, completions, recorded.metrics, is_stale)
@@ -443,7 +443,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             copy.deepcopy(example) | copy.deepcopy(row.extra_columns or {})
             for example, row in zip(examples, rows, strict=True)
         ]
-        with swapped(self, _completion_lengths=[row.num_tokens for row in rows]):
+        with patched(self, _completion_lengths=[row.num_tokens for row in rows]):
             rewards = self._score_completions(
                 inputs,
                 [copied(row.prompt) for row in rows],
@@ -481,7 +481,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
                 masked_B = torch.tensor([is_cut for group in groups for is_cut in group.truncated])
             reasons = self._task.drop_reasons(rewards_BF, masked_B, size)
             counts = None
-            if sampler.selection.needs_counts and self._task.tells_right:
+            if sampler.selection.needs_counts and self._task.has_correctness:
                 counts = self._task.count_correct(rewards_BF, masked_B, reasons, -minus_known)
             yield Decided(groups, reasons, -minus_known, counts, step)
 
@@ -541,7 +541,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         if "train_runtime" in logs and not self.model.training:
             # A run ended with an evaluation. TRL logs by the mode of the model, and would leave out the steps made
             # since the last log.
-            with in_mode(self.model, training=True):
+            with training_mode(self.model, training=True):
                 self.log(logs, start_time)
             return
         metrics = self._metrics["train" if self.model.training else "eval"]

@@ -146,7 +146,7 @@ GENERATED = (
     "tool_images",
 )
 
-# Attributes of a constructed trainer that are read or swapped.
+# Attributes of a constructed trainer that are read or patched.
 READS = (
     "_current_train_step_time",  # seconds of the optimizer step so far
     "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
@@ -215,7 +215,7 @@ VLLM_READS = ("temperature", "top_p", "top_k")
 
 # Names that TRL's modules look up when they make the engine, and that stand for ours for that time: module, function
 # that looks it up, name.
-SWAPPED = (
+PATCHED = (
     ("trl.trainer.grpo_trainer", "GRPOTrainer.__init__", "VLLMGeneration"),
     ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "LLM"),
     ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "VLLMClient"),

@@ -24,7 +24,7 @@ from trl_dapo.engines import server as module_of_server
 from trl_dapo.engines.call import call
 from trl_dapo.engines.http_session import TimedAdapter
 from trl_dapo.engines.lora_client import AdapterClient
-from trl_dapo.engines.server import BoundClient, ServerFault, describing_loss
+from trl_dapo.engines.server import BoundClient, ServerFault, naming_lost_server
 
 
 OK = (200, "{}")
@@ -238,8 +238,8 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
     ("answer", "said"),
     [
         ((200, "<html>"), "answered what is no JSON"),
-        ((200, "[]"), "answered 0 completions where 2 were asked for"),
-        ((200, json.dumps({"choices": [CHOICE]})), "answered 1 completions where 2 were asked for"),
+        ((200, "[]"), "answered 0 completions where 2 were requested"),
+        ((200, json.dumps({"choices": [CHOICE]})), "answered 1 completions where 2 were requested"),
         (beside_a_whole_one(token_ids=[]), "answered 0 tokens with 2 log-probabilities"),
         (beside_a_whole_one(logprobs=None), "answered 2 tokens with 0 log-probabilities"),
         (logprobs_with(token_logprobs=[-1.0]), "answered 2 tokens with 1 log-probabilities"),
@@ -254,7 +254,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
         (ids_with(8), "answered 8, which is no token of 8"),
         (ids_with(-1), "answered -1, which is no token of 8"),
         (ids_with("6"), "answered '6', which is no token of 8"),
-        (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than it was asked"),
+        (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than the request's"),
         (beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS), "answered 5 tokens where at most 4 were asked"),
         ((200, json.dumps({"choices": [CHOICE, None]})), r"answered in another form than vLLM's \(TypeError"),
         ((200, json.dumps({"choices": [CHOICE, {}]})), r"answered in another form .*'prompt_token_ids'"),
@@ -271,7 +271,7 @@ def test_an_answer_that_cannot_be_trained_on_names_server_and_checkpoint(server,
     (checkpoint / "trainer_state.json").write_text("{}")
     client = client_of(server)
     with pytest.raises(RuntimeError, match=f"{server.url} {said}.*resume from {checkpoint}"):
-        with describing_loss(args):
+        with naming_lost_server(args):
             client.generate([[3]], n=2, max_tokens=4)
 
 
@@ -334,7 +334,7 @@ def test_a_server_that_was_started_again_has_not_the_weights_that_it_was_sent(se
     client.init_communicator(device=0)
     assert len(client.generate([[3]], n=2, max_tokens=4)["completion_ids"]) == 2
     with pytest.raises(RuntimeError, match=f"{server.url} was started again .*start over"):
-        with describing_loss(args):
+        with naming_lost_server(args):
             client.generate([[3]], n=2, max_tokens=4)
 
 
@@ -360,7 +360,7 @@ def test_an_adapter_is_handed_over_again_after_one_error_or_a_lost_answer(server
     assert paths(server).count("/v1/load_lora_adapter") == 2
     server.answers["/v1/completions"] = [(200, json.dumps({"choices": [CHOICE]}))]
     asked = {"prompts": [[3]], "n": 1, "max_tokens": 4, "generation_kwargs": {"seed": 7}}
-    assert client.asking(call, **asked).result()["completion_ids"] == [[5, 6]]
+    assert client.submit_request(call, **asked).result()["completion_ids"] == [[5, 6]]
     assert [server.asked[-1][1][name] for name in ("model", "seed")] == ["trl-policy-v1", 7]
 
 
@@ -369,7 +369,7 @@ def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(s
     args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
     client = client_of(server, AdapterClient)
     with pytest.raises(RuntimeError, match=f"{server.url} does not take the adapter: out of memory.*start over"):
-        with describing_loss(args):
+        with naming_lost_server(args):
             client.serve_adapter("trl-policy-v1", tmp_path)
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from trl_dapo import DAPOConfig
 from trl_dapo.run.stopwatch import Stopwatch
-from trl_dapo.update.tally import metrics_of_passes, metrics_of_tokens
+from trl_dapo.update.step_metrics import metrics_of_passes, metrics_of_tokens
 from trl_dapo.version import __version__
 
 

@@ -21,7 +21,7 @@ def choose(names, chosen=None, weights=None, **options):
 
 def test_the_only_reward_function_besides_a_length_penalty_or_the_named_one_decides_and_the_others_only_shape():
     task = choose(["accuracy", "soft_overlong_punishment"])
-    assert (task.names, task.shaping, task.knows_right) == (("accuracy",), ("soft_overlong_punishment",), True)
+    assert (task.names, task.shaping, task.is_decided) == (("accuracy",), ("soft_overlong_punishment",), True)
     task = choose(["accuracy", "format"], ["accuracy", "accuracy"], weights=[2.0, 0.5])
     assert (task.names, task.shaping) == (("accuracy",), ("format",))
     assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
@@ -30,7 +30,7 @@ def test_the_only_reward_function_besides_a_length_penalty_or_the_named_one_deci
 
 def test_several_that_are_not_named_decide_by_their_sum_and_nothing_is_right_by_it():
     task = choose(["accuracy", "format"], weights=[2.0, 0.5])
-    assert (task.names, task.shaping, task.knows_right) == (("accuracy", "format"), (), False)
+    assert (task.names, task.shaping, task.is_decided) == (("accuracy", "format"), (), False)
     rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
     assert task.of(rewards).tolist() == [2.5, 0.5, 0.5, 0.5]
     # The second group is well-formatted and wrong: without a right and a wrong it is constant, not all correct.
@@ -44,21 +44,21 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide: 'accuracy', "):
         choose(["accuracy", "format"], **options)
-    assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
-    why = choose(["accuracy", "format"]).no_verdict
+    assert choose(["accuracy", "format"], ["accuracy"], **options).is_decided
+    why = choose(["accuracy", "format"]).why_no_correctness
     assert "needs to know which completions are right, but several" in why
     assert "`dynamic_sampling_rewards`" in why
 
 
 def test_a_length_penalty_alone_decides_and_nothing_is_right_by_it():
     alone = choose(["soft_overlong_punishment"])
-    assert (alone.names, alone.knows_right) == (("soft_overlong_punishment",), False)
+    assert (alone.names, alone.is_decided) == (("soft_overlong_punishment",), False)
 
 
 def test_each_prompt_counts_once_in_the_accuracy_and_one_that_was_skipped_as_was_expected():
     groups = [torch.tensor([[1.0], [0.0]]), torch.ones(4, 1), torch.full((2, 1), math.nan)]
     assert choose(["accuracy"]).metrics(groups, [0.3]) == {"task_accuracy": pytest.approx((0.5 + 1 + 0.3) / 3)}
-    why = choose(["score"], models=["score"]).no_verdict
+    why = choose(["score"], models=["score"]).why_no_correctness
     assert "'score' gives scores. Set `dynamic_sampling_accuracy_threshold`" in why
 
 
@@ -101,8 +101,8 @@ def test_a_reward_that_equals_the_threshold_is_not_above_it_however_large():
 def test_values_that_rounding_tells_apart_are_one_value():
     """100.3 and its neighbour in float32, which is 7.6e-6 above: with 0 two values, which are verdicts."""
     next_to = torch.nextafter(torch.tensor(100.3), torch.tensor(101.0)).item()
-    assert choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [next_to]])).tells_right
-    assert not choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [100.4]])).tells_right
+    assert choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [next_to]])).has_correctness
+    assert not choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [100.4]])).has_correctness
 
 
 def test_a_group_is_all_correct_by_the_best_that_the_functions_could_give_that_scored_it():
@@ -138,7 +138,7 @@ def test_less_of_a_reward_with_a_negative_weight_is_better():
 
 def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
     task = choose(["accuracy", "length"], weights=[1.0, 0.0])
-    assert (task.names, task.shaping, task.knows_right) == (("accuracy",), (), True)
+    assert (task.names, task.shaping, task.is_decided) == (("accuracy",), (), True)
     # A completion that accuracy cannot score is not made a wrong one by what weighs nothing.
     assert math.isnan(task.of(torch.tensor([[math.nan, 7.0]])).item())
 

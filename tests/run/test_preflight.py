@@ -86,15 +86,15 @@ def test_what_made_up_completions_score_says_nothing_of_which_rewards_tell_right
         return [{"right": 1.0, "wrong": 0.0}.get(completion, 0.3) for completion in completions]
 
     trainer = made(reward, num_generations=8, per_device_train_batch_size=8, dynamic_sampling_screen="3")
-    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    assert (trainer._task.values, trainer._task.has_correctness) == (frozenset(), True)
     trainer.preflight.score(
         [{"prompt": "2+2"}] * 3, ["right", "wrong", "?"], [[3], [4], [5]], lambda name: nullcontext()
     )
-    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    assert (trainer._task.values, trainer._task.has_correctness) == (frozenset(), True)
     run_preflight(trainer)
-    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    assert (trainer._task.values, trainer._task.has_correctness) == (frozenset(), True)
     trainer.train()
-    assert (trainer._task.values, trainer._task.tells_right) == ({0.0, 1.0}, True)
+    assert (trainer._task.values, trainer._task.has_correctness) == ({0.0, 1.0}, True)
     assert trainer.state.log_history[0]["task_accuracy"] == 0.5
 
 

@@ -29,7 +29,7 @@ from helpers import (
 )
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.run.checkpoint import RANK_NAME, last_complete_checkpoint, rule_of
+from trl_dapo.run.checkpoint import RANK_NAME, fingerprint, last_complete_checkpoint
 from trl_dapo.sampling.prompts import FINGERPRINT_ROWS
 from trl_dapo.settings.sampling_defaults import PAPER
 
@@ -140,8 +140,8 @@ def test_groups_are_left_behind_where_a_filter_appears_goes_or_changes(run, tmp_
 
 def changed(args, **others):
     """What a rule says with these settings and not with the usual ones."""
-    usual = rule_of(tiny_config(args.output_dir), {"group_filter": None})
-    other = rule_of(args, {"group_filter": None, **others})
+    usual = fingerprint(tiny_config(args.output_dir), {"group_filter": None})
+    other = fingerprint(args, {"group_filter": None, **others})
     return {name: value for name, value in other.items() if usual.get(name) != value}
 
 

@@ -420,8 +420,8 @@ def test_a_script_that_removes_transformers_callback_silences_the_table(made, di
 def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(made, capsys, monkeypatch):
     """Of one rollout: 2 s after the first block's start it is sampled, 6 s later the run ends."""
     trainer = made()
-    laps = iter([{"engine": 2.0, "total": 2.0}, {"checkpoint": 2.0, "total": 6.0}])
-    monkeypatch.setattr(trainer.stopwatch, "lap", lambda: next(laps))
+    intervals = iter([{"engine": 2.0, "total": 2.0}, {"checkpoint": 2.0, "total": 6.0}])
+    monkeypatch.setattr(trainer.stopwatch, "flush_seconds", lambda: next(intervals))
     trainer.train()
     said = " ".join(capsys.readouterr().out.split())
     assert "Time: 25% sampling, 0% rewards, 50% updates, 25% evaluations and checkpoints." in said

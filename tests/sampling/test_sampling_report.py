@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl_dapo.sampling.groups import GenerationRequest
 from trl_dapo.sampling.policies import Decided
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.report import advise, describe_misfit, describe_shortfall, rollout_log, rollout_metrics
+from trl_dapo.sampling.report import advise, describe_mismatch, describe_shortfall, rollout_log, rollout_metrics
 from trl_dapo.sampling.rounds import Completion, Round
 from trl_dapo.sampling.sampler import Sampler
 from trl_dapo.sampling.screen import Screen
@@ -133,9 +133,9 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
 
 def test_a_checkpoint_without_dynamic_sampling_has_no_place_among_the_prompts():
     resumed = "The weights and the optimizer are resumed"
-    assert describe_misfit("at-2", {"use_dynamic_sampling": (False, True)}, has_rows=False, resumed=resumed) == (
+    assert describe_mismatch("at-2", {"use_dynamic_sampling": (False, True)}, has_rows=False, resumed=resumed) == (
         "at-2 was written with other settings: `use_dynamic_sampling` (False there, True here). The weights and the "
         "optimizer are resumed; the prompts start a fresh pass."
     )
-    assert describe_misfit("at-2", {"use_dynamic_sampling": (True, False)}, has_rows=False, resumed=resumed) is None
-    assert "rows it holds" in describe_misfit("at-2", {"beta": (0.0, 0.1)}, has_rows=True, resumed=resumed)
+    assert describe_mismatch("at-2", {"use_dynamic_sampling": (True, False)}, has_rows=False, resumed=resumed) is None
+    assert "rows it holds" in describe_mismatch("at-2", {"beta": (0.0, 0.1)}, has_rows=True, resumed=resumed)

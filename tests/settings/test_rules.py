@@ -18,7 +18,7 @@ DEFAULTS = declared_fields()  # of a config, read without importing it
 FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1}
 FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
 FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
-FACTS |= {"no_verdict": None}
+FACTS |= {"why_no_correctness": None}
 CARRY = {"dynamic_sampling_surplus": "carry"}
 AHEAD = {"rollouts_ahead": 1, "use_vllm": True, "vllm_mode": "server", **CARRY}
 FILTER = {"has_group_filter": True}
@@ -196,7 +196,7 @@ IMAGES = {"has_images": True}
 TWO_A_ROW = {"num_ranks_sharing_a_row": 2}
 ROPE = {"feels_padding": "its rope type 'dynamic' depends on the number of columns"}
 BAND = {"dynamic_sampling_max_accuracy": 0.9}
-MEMORY, NO_VERDICT = {"dynamic_sampling_memory": True}, {"no_verdict": "needs a name."}
+MEMORY, WITHOUT_CORRECTNESS = {"dynamic_sampling_memory": True}, {"why_no_correctness": "needs a name."}
 IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
 
 
@@ -216,8 +216,8 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         (CARRY, ROPE, "`dynamic_sampling_surplus='carry'` does not ... Set `dynamic_sampling_surplus='discard'`."),
         (OFF, FILTER, "A `group_filter` has no effect ... Leave it out, or set `use_dynamic_sampling=True`."),
         (MEMORY, FILTER, "`dynamic_sampling_memory=True` has no effect ... Leave one of them out."),
-        (MEMORY, NO_VERDICT, "`dynamic_sampling_memory=True` needs a name."),
-        (SCREEN, NO_VERDICT, "`dynamic_sampling_screen='auto'` needs a name."),
+        (MEMORY, WITHOUT_CORRECTNESS, "`dynamic_sampling_memory=True` needs a name."),
+        (SCREEN, WITHOUT_CORRECTNESS, "`dynamic_sampling_screen='auto'` needs a name."),
         (BAND, FILTER, "`dynamic_sampling_max_accuracy=0.9` has no effect ... Leave one of them out."),
         (AHEAD, {"has_rollout_func": True}, "`rollouts_ahead=1` ... a `rollout_func`, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_environments": True}, "`rollouts_ahead=1` ... environments, ... Set `rollouts_ahead=0`."),
@@ -240,8 +240,8 @@ def test_facts_that_settings_do_not_go_with_are_refused_with_the_way_out(changed
     ("changed", "facts"),
     [
         ({"use_dynamic_sampling": False, **CARRY}, {"has_images": True, "feels_padding": "so"}),
-        ({"use_dynamic_sampling": False, **MEMORY}, {"num_ranks_sharing_a_row": 2, **NO_VERDICT}),
-        ({"dynamic_sampling_screen": "4"}, NO_VERDICT),
+        ({"use_dynamic_sampling": False, **MEMORY}, {"num_ranks_sharing_a_row": 2, **WITHOUT_CORRECTNESS}),
+        ({"dynamic_sampling_screen": "4"}, WITHOUT_CORRECTNESS),
         ({"loss_type": "grpo"}, {"feels_padding": "so"}),
         ({"loss_type": "grpo", "optim": "lomo"}, {}),
         ({"use_transformers_continuous_batching": True, "bf16": True}, {"trains_float32": False}),

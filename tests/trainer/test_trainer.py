@@ -345,7 +345,7 @@ def test_a_server_and_the_trainer_each_fill_the_time_of_a_rollout(spent, timelin
     times = iter([100.0, 120.0])
     monkeypatch.setattr("trl_dapo.run.stopwatch.time", SimpleNamespace(perf_counter=lambda: next(times)))
     stopwatch = Stopwatch(has_server=True)
-    stopwatch.lap()
+    stopwatch.flush_seconds()
     for name, seconds in spent.items():
         stopwatch.add(name, seconds)
     assert stopwatch.timeline() == {f"timeline/{name}_seconds": value for name, value in timeline.items()}

@@ -100,7 +100,7 @@ def test_a_plan_parses_every_class_that_a_run_takes_fields_from():
     assert {each for each in DATACLASSES if each[0] != "trl_dapo"} == set(trl_names.PARSED)
 
 
-@pytest.mark.parametrize(("module", "function", "name"), trl_names.SWAPPED)
+@pytest.mark.parametrize(("module", "function", "name"), trl_names.PATCHED)
 def test_the_engine_is_made_from_names_that_are_looked_up_in_their_module(module, function, name):
     owner, method = function.split(".")
     code = getattr(getattr(importlib.import_module(module), owner), method).__code__
@@ -269,7 +269,7 @@ def test_every_import_from_inside_trl_is_listed():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
                 imported |= {(node.module, alias.name) for alias in node.names}
-    modules = {tuple(module.rsplit(".", 1)) for module, _, _ in trl_names.SWAPPED}
+    modules = {tuple(module.rsplit(".", 1)) for module, _, _ in trl_names.PATCHED}
     types = {tuple(name.rsplit(".", 1)) for name in trl_names.TYPES + trl_names.SCRIPTS}
     assert imported == {("trl.trainer.utils", name) for name in trl_names.UTILS} | modules | types
 

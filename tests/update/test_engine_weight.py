@@ -16,7 +16,7 @@ from trl_dapo import DAPOTrainer
 from trl_dapo.settings.sampling_defaults import PAPER
 from trl_dapo.update.loss import engine_weight
 from trl_dapo.update.phase import UpdatePhaseMixin
-from trl_dapo.update.tally import Tally, metrics_of_tokens
+from trl_dapo.update.step_metrics import StepMetrics, metrics_of_tokens
 
 
 # ---- The weight, by hand ----
@@ -54,10 +54,10 @@ def test_a_token_of_which_the_engine_says_nothing_weighs_1():
     ids=["by the token", "by the completion"],
 )
 def test_the_ratio_is_logged_before_its_bound_too(weight, expected):
-    tally = Tally()
-    tally.add_tokens(MASK, torch.zeros(1, 4), (torch.zeros(1, 4),) * 3)
-    tally.add_ratio(torch.ones(1, 4), LOG_RATIO.masked_fill(MASK == 0, torch.nan), weight)
-    metrics = metrics_of_tokens(tally.reduce(Accelerator(cpu=True)))
+    step_metrics = StepMetrics()
+    step_metrics.add_tokens(MASK, torch.zeros(1, 4), (torch.zeros(1, 4),) * 3)
+    step_metrics.add_ratio(torch.ones(1, 4), LOG_RATIO.masked_fill(MASK == 0, torch.nan), weight)
+    metrics = metrics_of_tokens(step_metrics.reduce(Accelerator(cpu=True)))
     found = [metrics[f"sampling/raw_importance_sampling_ratio/{name}"] for name in ("min", "mean", "max")]
     assert found == [pytest.approx(value) for value in expected]
 

@@ -42,12 +42,12 @@ def test_gradients_stay_on_their_rank_but_where_they_are_asked_for_or_deepspeed_
 
 
 def test_a_pass_more_than_there_are_rows_takes_one_token_of_the_first_row_and_changes_nothing():
-    cutter = SimpleNamespace(cut_without_gradient=lambda lengths, batch_size: [[0], []], multiple_of=None)
+    packer = SimpleNamespace(pack_without_gradient=lambda lengths, batch_size: [[0], []], multiple_of=None)
     asked, ids = [], torch.tensor([[5, 6, 7]])
 
     def run(ids, mask, num_columns):
         asked.append(ids.tolist())
         return ids[:, -num_columns:].float(), None
 
-    found, entropies = run_trimmed(run, ids, torch.ones_like(ids), 2, 8, cutter)
+    found, entropies = run_trimmed(run, ids, torch.ones_like(ids), 2, 8, packer)
     assert (asked, found.tolist(), entropies) == ([[[5, 6, 7]], [[5, 6]]], [[6.0, 7.0]], None)

@@ -54,7 +54,7 @@ def test_the_metrics_count_passes_and_the_largest_of_them():
     trainer = run(ScriptedUpdate, script, 6, max_steps=2, max_tokens_per_microbatch=30)
     found = [(log["microbatches"], log["peak_microbatch_tokens"], log["padding_share"]) for log in logs_of(trainer)]
     assert found == [(2, 30, 0), (3, 40, 0)]
-    assert trainer._cutter.attention == attention_cost_of(trainer.model.config) > 0
+    assert trainer._packer.attention == attention_cost_of(trainer.model.config) > 0
     (log,) = logs_of(run(ScriptedUpdate, [lone(10), lone(10), lone(20), lone(20)], 2))  # the loop's, without a budget
     assert (log["microbatches"], log["peak_microbatch_tokens"]) == (2, 40)
 
@@ -140,7 +140,7 @@ def test_a_pass_without_gradient_keeps_the_budget_and_finds_the_same(budget):
 def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, monkeypatch):
     # Two rows of 10 tokens make one pass here. Another rank needs four.
     trainer = ScriptedUpdate(max_tokens_per_microbatch=20)
-    trainer._cutter.in_step = in_step
+    trainer._packer.in_step = in_step
     monkeypatch.setattr(trainer.accelerator, "gather", lambda num: torch.cat([num, torch.tensor([4])]))
     rollout = collate([lone(10), lone(10)])
     logps, entropies, seen = passes_without_gradient(trainer, rollout)

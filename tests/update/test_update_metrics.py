@@ -23,7 +23,7 @@ from update_helpers import (
     training,
 )
 
-from trl_dapo.update.tally import Tally, metrics_of_tokens
+from trl_dapo.update.step_metrics import StepMetrics, metrics_of_tokens
 
 
 def test_padding_share_is_logged():
@@ -33,7 +33,7 @@ def test_padding_share_is_logged():
     # All in one micro-batch: 4 x 5 = 20 padded tokens, 6 of them padding.
     trainer = run(ScriptedUpdate, [one, four, one, four], 1)
     assert trainer.state.log_history[0]["padding_share"] == pytest.approx(6 / 20)
-    assert trainer._one_cutter.has_own_rows
+    assert trainer._one_packer.has_own_rows
 
 
 def test_metrics_leave_completions_without_a_token_out():
@@ -74,10 +74,10 @@ def test_the_least_clipped_completion_is_one_that_has_tokens():
 
 
 def test_clipped_tokens_are_told_by_how_many_rollouts_old_their_rows_are():
-    tally, ones = Tally(), torch.ones(3, 2)
+    step_metrics, ones = StepMetrics(), torch.ones(3, 2)
     high = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    tally.add_tokens(ones, ones, (0 * ones, high, 0 * ones), ages=torch.tensor([0, 0, 2]))
-    metrics = metrics_of_tokens(tally.reduce(Accelerator(cpu=True)))
+    step_metrics.add_tokens(ones, ones, (0 * ones, high, 0 * ones), ages=torch.tensor([0, 0, 2]))
+    metrics = metrics_of_tokens(step_metrics.reduce(Accelerator(cpu=True)))
     assert {name[-1]: value for name, value in metrics.items() if "age" in name} == {"0": 1 / 4, "2": 2 / 2}
 
 

@@ -245,8 +245,8 @@ def test_the_pass_without_gradient_of_an_evaluation_keeps_the_width_of_the_pass_
 def test_on_cuda_a_micro_batch_has_a_column_more_where_padding_would_get_nan_gradients():
     class OnCuda(ScriptedUpdate):
         @cached_property
-        def _cutter(self):
-            return replace(UpdatePhaseMixin._cutter.fget(self), on_cuda=True)
+        def _packer(self):
+            return replace(UpdatePhaseMixin._packer.fget(self), on_cuda=True)
 
     script = [Row([5, 6, 7, 8], [9] * 60, 1.0), Row([5], [9] * 30, -1.0)]  # 4 + 60 = 64 columns
     found, expected = run(OnCuda, script, 1), run(ScriptedUpdate, script, 1)

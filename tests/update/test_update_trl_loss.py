@@ -125,8 +125,8 @@ def assert_agrees_with_trl(trainer, inputs):
 
     def ours(model, inputs):
         loss = UpdatePhaseMixin._compute_loss(trainer, model, inputs)
-        trainer._tally.add_microbatch(real_tokens=1, padded_tokens=1)
-        trainer._publish(trainer._tally, "train")
+        trainer._step_metrics.add_microbatch(real_tokens=1, padded_tokens=1)
+        trainer._publish(trainer._step_metrics, "train")
         return loss
 
     found = loss_gradient_metrics(trainer, ours, inputs)

@@ -25,7 +25,7 @@ from ..config import DAPOConfig
 from ..settings.environment import is_set, num_processes_of
 from ..settings.ranges import COUNT_OR_NONE, check_value
 from ..settings.recipe_files import find_accelerate_config
-from ..update.swap import swapped
+from ..update.patching import patched
 
 
 OWN_OPTION = "accelerate_config"  # of `trl` and of this package: `--config_file` of accelerate's, by name
@@ -106,7 +106,7 @@ def believing_in(num_processes: int) -> Iterator[None]:
     os.environ["WORLD_SIZE"] = str(num_processes)
     logging.disable(logging.WARNING)  # the processes will
     try:
-        with swapped(DAPOConfig, world_size=num_processes, device=torch.device("cpu")):
+        with patched(DAPOConfig, world_size=num_processes, device=torch.device("cpu")):
             yield
     finally:
         logging.disable(silenced)

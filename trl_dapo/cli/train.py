@@ -31,7 +31,7 @@ from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_f
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
-from ..update.swap import swapped
+from ..update.patching import patched
 from . import processes
 from .processes import split_options, tell_once
 
@@ -338,10 +338,10 @@ def trainer_arguments(
     asked = launch_args.dataset_name
     script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(name) for name in _reward_names(launch_args)])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
-    loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
+    loaded = patched(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
     given: dict[str, Any] = {}
     try:
-        with swapped(trl, GRPOTrainer=hand), loaded, data.naming_missing_data(None if problems else asked):
+        with patched(trl, GRPOTrainer=hand), loaded, data.naming_missing_data(None if problems else asked):
             grpo.main(script_args, training_args, model_args, script_args)
     except _Handed as handed:
         (given,) = handed.args

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts ahead: groups of the next ones are sampled by vLLM's server while this one trains, a request each.
 
-TRL's own way from prompts to completions is taken twice. When groups are asked for, TRL's request is taken down in
-place of being sent, and threads send its parts; when groups are due, what came back stands in for the answer. Nothing
-but requests leaves the main thread. Groups are taken in in the order in which they were asked for, whichever answer
+TRL's own way from prompts to completions is taken twice. When groups are requested, TRL's request is recorded instead
+of sent, and threads send its parts. When groups are due, what came back is handed to TRL as the answer. Nothing but
+requests leaves the main thread. Groups are handed over in the order in which they were requested, whichever answer
 comes first: so every process knows which, a resumed run takes the same ones, and no length comes before another.
 """
 
@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ..ranks import local_slice, on_main_process, rank_and_world_size
 from ..run.stopwatch import Stopwatch
 from ..sampling.groups import GenerationRequest
-from ..update.swap import swapped
+from ..update.patching import patched
 from .call import Calls
 
 
@@ -60,7 +60,7 @@ class Answer:
 
 
 def hand_over(answers: Sequence[Answer], prompts: list[list[int]], *, n: int, **sampling: Any) -> dict[str, list]:
-    """What `VLLMClient.generate` would return, had it been asked now for `n` completions of each of these prompts."""
+    """What `VLLMClient.generate` would return, if it now requested `n` completions of each of these prompts."""
     prompt_ids = [ids for answer in answers for ids in [answer.prompt_ids.tolist()] * (len(answer.logprobs) // n)]
     if prompt_ids != [list(ids) for ids in prompts]:
         raise RuntimeError("What was sampled ahead is not of the prompts that are due.")
@@ -83,13 +83,14 @@ class GroupsAhead:
         client: Any,
         tokenize: Callable[[list], list[list[int]]],
         generate: Callable[[list, int], None],  # through the client; so many of every so-manieth prompt
-        describing_loss: Callable[[], AbstractContextManager],  # says which server was lost
+        naming_lost_server: Callable[[], AbstractContextManager],  # says which server was lost
         keeping_weights: Callable[[], AbstractContextManager],  # TRL pushes none
-        is_waited_for: bool,  # before anything else is asked, and in checkpoints
+        is_waited_for: bool,  # before anything else is requested, and in checkpoints
         stopwatch: Stopwatch,
     ) -> None:
         self._client, self._tokenize, self._generate = client, tokenize, generate
-        self._describing_loss, self._keeping_weights, self._stopwatch = describing_loss, keeping_weights, stopwatch
+        self._naming_lost_server, self._keeping_weights = naming_lost_server, keeping_weights
+        self._stopwatch = stopwatch
         self._is_waited_for = is_waited_for
         self._close: Callable[[], None] = lambda: client.session.close()
         self._calls = Calls()
@@ -98,31 +99,31 @@ class GroupsAhead:
         self._is_answering = False
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Ask the server for what it was not asked for yet, and do not wait. It is given today's weights first."""
+        """Request what was not requested yet, and do not wait. The server gets today's weights first."""
         requests = [request for request in requests if request.group.number not in self._requested]
         if not requests:
             return
         trls: dict[str, Any] = {}
 
-        def take_down(**arguments: Any) -> dict[str, list]:
+        def record_request(**arguments: Any) -> dict[str, list]:
             trls.update(arguments)
             return {"prompt_ids": [], "completion_ids": [], "logprobs": []}
 
         rank, num_ranks = rank_and_world_size()
         texts = [request.group.example["prompt"] for request in requests]
         texts += texts[-1:] * (-len(texts) % num_ranks)  # an equal share each
-        with self._describing_loss(), self._generating_by(take_down):
+        with self._naming_lost_server(), self._generating_by(record_request):
             self._generate(texts[local_slice(len(texts), rank, num_ranks)], 1)
         self._requested |= dict.fromkeys(request.group.number for request in requests)
         if self._client is not None:
             for request, prompt_ids in zip(requests, trls.pop("prompts"), strict=False):
                 arguments = {**trls, "prompts": [prompt_ids], "n": request.num_completions}
-                answer = self._client.asking(partial(self._calls.add, then=Answer.of), **arguments)
+                answer = self._client.submit_request(partial(self._calls.add, then=Answer.of), **arguments)
                 self._requested[request.group.number] = answer
 
     @contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
-        """Hand over what the server answered, in a block in which TRL samples one round, if it was asked ahead."""
+        """Hand over what the server answered, in a block in which TRL samples one round, if it was requested ahead."""
         numbers = [request.group.number for request in requests]
         if self._requested.keys().isdisjoint(numbers):
             yield
@@ -132,25 +133,25 @@ class GroupsAhead:
         with self._stopwatch.timing("wait"):
             self._num_waited += on_main_process(self._wait, calls, answers, failed="The main process could not sample")
         # TRL would push today's weights. They are due before the next request.
-        with self._keeping_weights(), swapped(self, _is_answering=True):
+        with self._keeping_weights(), patched(self, _is_answering=True):
             with self._generating_by(partial(hand_over, answers)):
                 yield
 
     def _wait(self, calls: list[Future], answers: list[Answer]) -> int:
         """Adds the answers; returns how many were still to come."""
         num_missing = sum(not call.done() for call in calls)
-        with self._describing_loss():
+        with self._naming_lost_server():
             answers += [call.result() for call in calls]
         return num_missing
 
     def join(self) -> None:
-        """Waits for all answers where nothing else may be asked before. What went wrong ends every process."""
+        """Wait for all answers if nothing else may be requested before. What went wrong ends every process."""
         if self._is_waited_for and self._requested:
             on_main_process(self._wait, [*self._requested.values()], [], failed="The main process could not sample")
 
     def _generating_by(self, generate: Callable) -> AbstractContextManager[None]:
         """Puts a function in the place of that of TRL's client, which the main process alone has."""
-        return nullcontext() if self._client is None else swapped(self._client, generate=generate)
+        return nullcontext() if self._client is None else patched(self._client, generate=generate)
 
     def cancel(self) -> None:
         """Ends the requests under way, and forgets all. No process waits for another here."""
@@ -163,7 +164,7 @@ class GroupsAhead:
 
     def flush_timings(self) -> int:
         """Adds the seconds in which requests were under way to the stopwatch; returns how many were waited for."""
-        self._stopwatch.add("ahead", self._calls.lap())
+        self._stopwatch.add("ahead", self._calls.flush_seconds())
         num_waited, self._num_waited = self._num_waited, 0
         return num_waited
 

@@ -63,8 +63,8 @@ class Calls:
             future.set_running_or_notify_cancel()
             _settle(future, function)
 
-    def lap(self) -> float:
-        """Seconds since the last lap in which any was under way."""
+    def flush_seconds(self) -> float:
+        """Return in how many seconds of the interval that ends now any call was under way, and begin the next one."""
         with self._lock:
             now = time.perf_counter()
             seconds = self._seconds + (now - self._since if self._threads else 0.0)

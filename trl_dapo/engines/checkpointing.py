@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..rewards.task_reward import TaskReward
-from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
+from ..run.checkpoint import WHOLE_NAME, fingerprint, load_state, save_state
 from ..run.early_stop import StopCallback
 from ..run.log import describe_changes, settings_to_compare
 from ..run.stopwatch import Stopwatch
 from ..run.terminal import wrapped_for
 from ..sampling.sampler import Sampler
-from ..update.swap import swapped
+from ..update.patching import patched
 from ..update.typed_trainer import TypedGRPOTrainer
 from .ahead import GroupsAhead
 
@@ -42,19 +42,19 @@ class CheckpointMixin(TypedGRPOTrainer):
     stopwatch: Stopwatch
 
     _sampler: Sampler | None = None
-    _rule: dict[str, Any] | None = None  # what decided on the rows of the last rollout
+    _fingerprint: dict[str, Any] | None = None  # what decided on the rows of the last rollout
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         parts: list[dict] = super()._roll_out(batch)  # type: ignore[misc]  # of `UpdatePhaseMixin`
-        self._rule = self._rule_of_now()  # a callback may change the weights before they are saved
+        self._fingerprint = self._current_fingerprint()  # a callback may change the weights before they are saved
         return parts
 
-    def _rule_of_now(self) -> dict[str, Any]:
+    def _current_fingerprint(self) -> dict[str, Any]:
         """What decides on rows today, and how they are sampled."""
         weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of float32
         others: dict[str, Any] = {"reward_funcs": self.reward_func_names, "reward_weights": weights}
         others |= {"dynamic_sampling_rewards": self._task.names, "prompts_per_rollout": self.args.groups_per_rollout}
-        return rule_of(self.args, others | {"group_filter": self._group_filter})
+        return fingerprint(self.args, others | {"group_filter": self._group_filter})
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -87,7 +87,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         """What a checkpoint keeps of this rank."""
         return {
             "settings": settings_to_compare(self.args),
-            "rule": self._rule or self._rule_of_now(),
+            "fingerprint": self._fingerprint or self._current_fingerprint(),
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
             # TRL keeps these in a file that it writes only after the one that says that all is written.
@@ -96,10 +96,10 @@ class CheckpointMixin(TypedGRPOTrainer):
             "ahead": self._ahead.state_dict(),
         }
 
-    def _misfits(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
+    def _mismatches(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
         """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
-        self._rule = self._rule_of_now()
-        theirs, own, update = header | local["rule"], dict(self._rule), local["update"]
+        self._fingerprint = self._current_fingerprint()
+        theirs, own, update = header | local["fingerprint"], dict(self._fingerprint), local["update"]
         if (rollout := update["rollout"]) is not None:
             sizes: dict[str, Any] = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
             sizes |= {"num_iterations": update["generate_every"] // len(rollout), "steps_per_generation": len(rollout)}
@@ -149,7 +149,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             restore = partial(self._load_local, checkpoint)
-            load_state(Path(checkpoint), self._sampler, self._misfits, restore, self.args.ignore_data_skip)
+            load_state(Path(checkpoint), self._sampler, self._mismatches, restore, self.args.ignore_data_skip)
 
     def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
@@ -157,7 +157,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
         # where it starts over differs after a resume.
         pace = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
-        with swapped(self, train_dataset=pace):
+        with patched(self, train_dataset=pace):
             return super().get_train_dataloader()
 
     def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:

@@ -26,12 +26,12 @@ from ..sampling.rounds import Recorded
 from ..sampling.rows import Row
 from ..settings.arguments import read_mapping
 from ..update.compat import add_end_tokens, end_tokens
+from ..update.patching import patched
 from ..update.rollout_tensors import mask_rows
-from ..update.swap import swapped
 from ..update.typed_trainer import TypedGRPOTrainer
 from .ahead import GroupsAhead
 from .lora_sync import AdapterGeneration
-from .server import check_ahead, describing_loss
+from .server import check_ahead, naming_lost_server
 from .stops import Stops
 
 
@@ -60,23 +60,23 @@ class GenerationMixin(TypedGRPOTrainer):
             use_vllm=self.use_vllm,
             generation_kwargs=kwargs,
         )
-        client = self.vllm_generation.vllm_client if self._asks_a_server and self.accelerator.is_main_process else None
+        client = self.vllm_generation.vllm_client if self._uses_a_server and self.accelerator.is_main_process else None
         if num_rollouts := self.args.rollouts_ahead:
-            with self._describing_loss():
+            with self._naming_lost_server():
                 on_main_process(check_ahead, client, num_rollouts, self.vllm_generation.why_merged)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = GroupsAhead(
             client=client,
             tokenize=lambda prompts: self._tokenize_prompts(copy.deepcopy(prompts))[0],
             generate=self._generate_without_scoring,
-            describing_loss=self._describing_loss,
-            keeping_weights=lambda: swapped(self, _last_loaded_step=self.state.global_step),
+            naming_lost_server=self._naming_lost_server,
+            keeping_weights=lambda: patched(self, _last_loaded_step=self.state.global_step),
             is_waited_for=num_rollouts == 1,
             stopwatch=stopwatch,
         )
 
     @property
-    def _asks_a_server(self) -> bool:
+    def _uses_a_server(self) -> bool:
         return self.use_vllm and self.args.vllm_mode == "server"
 
     @property
@@ -84,21 +84,21 @@ class GenerationMixin(TypedGRPOTrainer):
         """Whether the engine takes any number of rows in one call."""
         return self.use_vllm or self.use_transformers_continuous_batching
 
-    def _describing_loss(self) -> AbstractContextManager[None]:
-        # A rollout function may have asked somebody else.
-        return describing_loss(self.args) if self._asks_a_server and self.rollout_func is None else nullcontext()
+    def _naming_lost_server(self) -> AbstractContextManager[None]:
+        # A rollout function may have sampled elsewhere.
+        return naming_lost_server(self.args) if self._uses_a_server and self.rollout_func is None else nullcontext()
 
     def _sample_completions(self, prompts: list) -> tuple:
-        if not self._is_made:
+        if not self._initialized:
             return super()._generate(prompts)
         if not self.model.training and (generated := self._prefetch.take(prompts)) is not None:
             return generated
         self._ahead.join()
         parameters: AbstractContextManager[None] = nullcontext()
         if not self.model.training:
-            asked = {name: getattr(self.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
-            parameters = self._sampling_with(**{name: value for name, value in asked.items() if value is not None})
-        with self._describing_loss(), self._ahead.timing_engine(), parameters:
+            given = {name: getattr(self.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
+            parameters = self._sampling_with(**{name: value for name, value in given.items() if value is not None})
+        with self._naming_lost_server(), self._ahead.timing_engine(), parameters:
             generated = super()._generate(prompts)
         if self._stops.differ_from_trls:
             self._correct_trls_metrics(own_lengths(generated), self._cut_off(generated))
@@ -124,21 +124,21 @@ class GenerationMixin(TypedGRPOTrainer):
     def _generate_for_evaluation(self, prompts: list) -> tuple:
         """Completions for the prompts of several batches, one batch after the other."""
         k = self.num_generations_eval
-        # vLLM's server is asked for n completions of every n-th prompt, over all processes. Where a
-        # problem's rows lie in two processes, they are not neighbours any more.
-        with swapped(self, num_generations_eval=math.gcd(k, self.args.per_device_eval_batch_size)):
+        # TRL requests n completions of every n-th prompt from vLLM's server, over all processes. If the rows of a
+        # prompt are in two processes, they are no longer next to each other.
+        with patched(self, num_generations_eval=math.gcd(k, self.args.per_device_eval_batch_size)):
             return self._generate(prompts)
 
     @contextmanager
     def _sampling_with(self, **parameters: float) -> Iterator[None]:
         """Samples with other parameters than those of training."""
         if self.use_vllm:
-            with swapped(self.vllm_generation, **parameters):
+            with patched(self.vllm_generation, **parameters):
                 yield
             return
         config = copy.deepcopy(self.generation_config)
         config.update(**parameters)
-        with swapped(self, generation_config=config, generation_kwargs={**self.generation_kwargs, **parameters}):
+        with patched(self, generation_config=config, generation_kwargs={**self.generation_kwargs, **parameters}):
             try:
                 yield
             finally:
@@ -167,11 +167,11 @@ class GenerationMixin(TypedGRPOTrainer):
     # ---- Which completions are cut off ----
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        is_ours = self._is_made and self._stops.differ_from_trls and self.mask_truncated_completions
+        is_ours = self._initialized and self._stops.differ_from_trls and self.mask_truncated_completions
         if not is_ours or self._recorded is not None:
             return super()._generate_and_score_completions(inputs)
         # TRL would leave out what a stop ended.
-        with swapped(self, mask_truncated_completions=False):
+        with patched(self, mask_truncated_completions=False):
             rollouts = super()._generate_and_score_completions(inputs)
         mask_rows(rollouts, self._rows_cut_off)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)

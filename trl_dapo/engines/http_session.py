@@ -63,15 +63,15 @@ class TimedAdapter(HTTPAdapter):
             if not answer.done():
                 self.close()
 
-    def _whole(self, ask: Callable[[], Response], is_last: bool = False) -> Response:
-        """An answer with all that it says; one that breaks off is asked for once more."""
-        closings, response = self.num_closings, ask()
+    def _whole(self, send: Callable[[], Response], is_last: bool = False) -> Response:
+        """Return a complete answer. A request whose answer breaks off is sent once more."""
+        closings, response = self.num_closings, send()
         try:
             _ = response.content
         except ChunkedEncodingError:
             if is_last or self.num_closings > closings:
                 raise
-            return self._whole(ask, is_last=True)
+            return self._whole(send, is_last=True)
         if self.num_closings > closings:  # an end in the middle of headers looks like that of an empty answer
             raise ConnectionError("the session was closed while it was under way")
         return response

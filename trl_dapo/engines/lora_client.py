@@ -26,7 +26,7 @@ class AdapterRefused(ServerFault):
 
 
 class AdapterClient(BoundClient):
-    """What TRL's `VLLMClient` needs beside it to ask for an adapter: mixed into its class."""
+    """What TRL's `VLLMClient` needs to request completions of an adapter: mixed into its class."""
 
     # Requests name the adapter that was served last. An earlier one stays on the server until no request names it any
     # more, so that a rollout in flight ends with the adapter it began with.
@@ -52,7 +52,7 @@ class AdapterClient(BoundClient):
         """Joins no group: an adapter needs none."""
 
     def serve_adapter(self, name: str, path: Path) -> None:
-        """Loads an adapter and asks for it from now on."""
+        """Load an adapter, and name it in every request from now on."""
         response = self.session.post(self._load_url, json={"lora_name": name, "lora_path": str(path)})
         if response.status_code == 404 and name not in response.text:
             raise AdapterRefused(
@@ -71,19 +71,19 @@ class AdapterClient(BoundClient):
             self.model = name
         self._unload_unnamed()
 
-    def asking(self, call: Callable[[Callable], Future], **asked: Any) -> Future:
-        """As asked for now: by the present adapter, which stays until the request has ended."""
-        name, kwargs = self.model, asked["generation_kwargs"] or {}
+    def submit_request(self, call: Callable[[Callable], Future], **arguments: Any) -> Future:
+        """Submit a request that names the present adapter, which stays loaded until the request has ended."""
+        name, kwargs = self.model, arguments["generation_kwargs"] or {}
         with self._lock:
             self._in_flight[name] += 1
-        asked_for = super().asking(call, **{**asked, "generation_kwargs": {**kwargs, "model": name}})
-        asked_for.add_done_callback(partial(self._let_go, name))
-        return asked_for
+        request = super().submit_request(call, **{**arguments, "generation_kwargs": {**kwargs, "model": name}})
+        request.add_done_callback(partial(self._let_go, name))
+        return request
 
-    def _let_go(self, name: str, asked_for: Future) -> None:
+    def _let_go(self, name: str, request: Future) -> None:
         with self._lock:
             self._in_flight[name] -= 1
-        if not asked_for.cancelled() and asked_for.exception() is None:  # else the server may hang
+        if not request.cancelled() and request.exception() is None:  # else the server may hang
             self._unload_unnamed()
 
     def _post(self, url: str, **kwargs: Any) -> dict:
@@ -106,7 +106,7 @@ class AdapterClient(BoundClient):
         for name, path in zip(idle, paths, strict=True):
             try:
                 self._unload(name, path)
-            except OSError:  # to be asked again
+            except OSError:  # to be unloaded later
                 with self._lock:
                     self._adapters[name] = path
 

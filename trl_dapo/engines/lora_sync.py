@@ -32,7 +32,7 @@ from ..construction import is_quantized
 from ..ranks import on_main_process
 from ..run.checkpoint import output_folder
 from ..settings.secrets import without_secrets
-from ..update.swap import swapped
+from ..update.patching import patched
 from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
 from .lora_client import AdapterClient, AdapterRefused
 from .server import BoundClient
@@ -54,7 +54,7 @@ def syncing_adapters(args: DAPOConfig) -> AbstractContextManager[None]:
         output_dir=output_folder(args),
         request_seconds=args.vllm_request_seconds,
     )
-    return swapped(grpo_trainer, VLLMGeneration=engine)
+    return patched(grpo_trainer, VLLMGeneration=engine)
 
 
 class AdapterGeneration(vllm_generation.VLLMGeneration):
@@ -102,7 +102,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
                 on_main_process(self._join_group, why)
         elif why is None:
             self.serves_adapter = True
-            with swapped(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
+            with patched(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
                 super()._init_vllm()
         else:
             self._agree_to_merge(why)
@@ -114,7 +114,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
 
     def _why_merged(self) -> str | None:
-        """What is known before vLLM is asked."""
+        """What is known before vLLM is started."""
         if self.lora_sync == "merge":
             return "`vllm_lora_sync='merge'` says so"
         if self._dist.fsdp_version == 1:
@@ -148,7 +148,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     def _make_engine(self, make: Callable, **kwargs: Any) -> Any:
         """TRL's engine, with LoRA; every request that it is given carries the present adapter."""
         rank = max_lora_rank(self._adapter_config.r)
-        # TRL asks for a quantized base where the trainer's is. The checkpoint's own form samples faster.
+        # TRL is_client for a quantized base where the trainer's is. The checkpoint's own form samples faster.
         self.llm = llm = make(**{**kwargs, "enable_lora": True, "max_lora_rank": rank, "quantization": None})
         self._adapter_request, self._adapter_dtype = None, llm.llm_engine.vllm_config.lora_config.lora_dtype
         llm.generate, llm.chat = self._with_adapter(llm.generate), self._with_adapter(llm.chat)
@@ -191,7 +191,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return nullcontext()
         text = self.model.config.get_text_config()
         facts = {"request_seconds": self._request_seconds, "vocab_size": text.vocab_size}
-        return swapped(vllm_generation, VLLMClient=type(client.__name__, (client, vllm_generation.VLLMClient), facts))
+        return patched(vllm_generation, VLLMClient=type(client.__name__, (client, vllm_generation.VLLMClient), facts))
 
     def _join_group(self, why: str) -> None:
         try:
@@ -276,7 +276,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             self._load(state_dict)
 
     def generate(self, prompts: list, images: list | None, num_generations: int, profiler: Any = None) -> tuple:
-        """As in TRL, but an engine that slept has its weights, and ranks may ask for different numbers, or nothing."""
+        """As in TRL, but an engine that slept has its weights, and ranks may request different numbers, or nothing."""
         if self.serves_adapter:
             self._wake_weights()
         sizes = gather_object([len(prompts)]) if self.mode == "server" else [len(prompts)]
@@ -295,8 +295,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     @contextmanager
     def tool_turns(self) -> Iterator[None]:
         """A block of TRL's turns behind tool calls, which ends on every rank when no rank has a call any more."""
-        asks = self.mode == "server" and self.accelerator.is_main_process
-        with swapped(self.vllm_client, in_tool_turns=True) if asks else nullcontext():
+        is_client = self.mode == "server" and self.accelerator.is_main_process
+        with patched(self.vllm_client, in_tool_turns=True) if is_client else nullcontext():
             yield
             while self.mode == "server" and self.generate([], None, 1):
                 pass

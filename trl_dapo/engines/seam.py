@@ -20,7 +20,7 @@ from torch import Tensor
 from ..sampling.rounds import Recorded
 from ..sampling.rows import Row, as_generated, rows_from_generated
 from ..update.old_logps import put_rows
-from ..update.swap import swapped
+from ..update.patching import patched
 from ..update.typed_trainer import TypedGRPOTrainer
 from .generation import own_lengths
 
@@ -44,7 +44,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
         """Keep what TRL generates and scores in one round. The trainer's own metrics and logs do not change."""
         logs, metrics = _empty_logs(self._logs), _empty_metrics()
         recorded = Recorded(score, metrics=metrics["train"])
-        with swapped(self, _recorded=recorded, _logs=logs, _metrics=metrics):
+        with patched(self, _recorded=recorded, _logs=logs, _metrics=metrics):
             yield recorded
 
     @contextmanager
@@ -56,13 +56,13 @@ class RecordReplayMixin(TypedGRPOTrainer):
             # Not reset a second time, and left as TRL leaves them: those of the batch that was sampled last.
             done = SimpleNamespace(reset=lambda **kwargs: None)
             pool = {name: [done] * len(rows) for name in self._environment_pool}
-            environments = swapped(self, _environment_pool=pool, environments=self.environments)
+            environments = patched(self, _environment_pool=pool, environments=self.environments)
         # TRL's first pass is that of the old policy, if it weighs by how far the engine was from it.
         weighs = self.use_vllm and self.vllm_importance_sampling_correction and not self._passes_once
         earlier = [row.old_logps for row in rows] if weighs else None
         with (
             environments,
-            swapped(self, _replayed=(as_generated(rows), rewards), _earlier_logps=earlier, _metrics=metrics),
+            patched(self, _replayed=(as_generated(rows), rewards), _earlier_logps=earlier, _metrics=metrics),
         ):
             yield metrics["train"]
 
@@ -72,7 +72,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
             return self._replayed[0]
         generated = self._sample_completions(prompts)
         self._completion_lengths = own_lengths(generated)
-        self._rows_cut_off = self._cut_off(generated) if self._is_made else []
+        self._rows_cut_off = self._cut_off(generated) if self._initialized else []
         if self._recorded is not None:
             environments = None if self.environment_factories is None else self._batch_environments
             self._recorded.rows = rows_from_generated(generated, prompts, environments)

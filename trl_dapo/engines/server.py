@@ -16,7 +16,7 @@ from ..config import DAPOConfig
 from ..ranks import describe
 from ..run.checkpoint import last_complete_checkpoint, output_folder
 from ..settings.secrets import without_secrets
-from ..update.swap import swapped
+from ..update.patching import patched
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     ClientBase = object  # TRL's client, once this is mixed into its class
 
-HEALTH_SECONDS = 10  # that a server may take to say that it is up, each time that it is asked
+HEALTH_SECONDS = 10  # that a server may take to say that it is up, at each health check
 IMPOSSIBLE, ROUNDING = -9999.0, 1e-3  # vLLM's word for the logarithm of 0, and how far one may be above 0
 EMPTY: dict[str, list] = {"completion_ids": [[]], "logprobs": [[]]}  # a completion, by what TRL takes of an answer
 
@@ -50,7 +50,7 @@ class BoundClient(ClientBase):
         for prefix, adapter in list(self.session.adapters.items()):
             self.session.mount(prefix, TimedAdapter(adapter, self.request_seconds))
         get = partial(requests.get, timeout=min(HEALTH_SECONDS, self.request_seconds))
-        with swapped(vllm_client, requests=SimpleNamespace(get=get, exceptions=requests.exceptions)):
+        with patched(vllm_client, requests=SimpleNamespace(get=get, exceptions=requests.exceptions)):
             super().check_server(*args, **kwargs)
 
     def server_config(self) -> dict:
@@ -76,43 +76,43 @@ class BoundClient(ClientBase):
                 return config["instance_id"]
         return None
 
-    def generate(self, prompts: list, *args: Any, **asked: Any) -> dict[str, list]:
+    def generate(self, prompts: list, *args: Any, **arguments: Any) -> dict[str, list]:
         """As TRL's, which cuts what is too long behind tool calls: there for no more than the context has left."""
-        if not self.in_tool_turns or asked.get("features"):
-            return super().generate(prompts, *args, **asked)
+        if not self.in_tool_turns or arguments.get("features"):
+            return super().generate(prompts, *args, **arguments)
         context = self.session.get(f"{self.base_url}/v1/models").json()["data"][0].get("max_model_len") or math.inf
-        rooms, generate = [min(asked["max_tokens"], context - len(ids)) for ids in prompts], super().generate
+        rooms, generate = [min(arguments["max_tokens"], context - len(ids)) for ids in prompts], super().generate
         if len({*rooms}) == 1 and rooms[0]:
-            return generate(prompts, *args, **{**asked, "max_tokens": rooms[0]})
+            return generate(prompts, *args, **{**arguments, "max_tokens": rooms[0]})
 
-        def ask(ids: list[int], room: int) -> dict[str, list]:
-            return generate([ids], *args, **{**asked, "max_tokens": room}) if room else EMPTY
+        def send(ids: list[int], room: int) -> dict[str, list]:
+            return generate([ids], *args, **{**arguments, "max_tokens": room}) if room else EMPTY
 
         with ThreadPoolExecutor() as executor:
-            answers = list(executor.map(ask, prompts, rooms))
+            answers = list(executor.map(send, prompts, rooms))
         return {"prompt_ids": prompts, **{name: [answer[name][0] for answer in answers] for name in EMPTY}}
 
-    def asking(self, call: Callable[[Callable], Future], **asked: Any) -> Future:
-        """Asks as `generate` does now, by way of `call`. What cannot be trained on is asked for once more."""
-        # So is what the server refuses. The other requests that fail were repeated before.
+    def submit_request(self, call: Callable[[Callable], Future], **arguments: Any) -> Future:
+        """Call `generate` through `call`. A request whose answer cannot be trained on is sent once more."""
+        # So is one that the server refuses. The other requests that fail were repeated before.
         generate = self.generate  # when it is called another may stand in its place
 
-        def ask() -> dict[str, list]:
-            answer = generate(**asked)
+        def send() -> dict[str, list]:
+            answer = generate(**arguments)
             if any(math.isnan(top[0]) for row in answer["logprobs"] for top in row):
                 raise ServerFault("gave no log-probability of a token that it sampled")  # nobody else knows it later
             return answer
 
-        def ask_twice() -> dict[str, list]:
+        def send_twice() -> dict[str, list]:
             num_closings = self._num_closings
             try:
-                return ask()
+                return send()
             except ServerFault:
                 if self._num_closings > num_closings:  # by what ends the run
                     raise
-                return ask()
+                return send()
 
-        return call(ask_twice)
+        return call(send_twice)
 
     @property
     def _num_closings(self) -> int:
@@ -140,26 +140,27 @@ class BoundClient(ClientBase):
         return answer
 
 
-def _what_is_wrong(answer: Any, asked: dict, vocab_size: int) -> str | None:
+def _what_is_wrong(answer: Any, request: dict, vocab_size: int) -> str | None:
     """Why an answer cannot be trained on, as a predicate. TRL takes it as it is."""
-    choices, number = answer.get("choices") if isinstance(answer, dict) else None, asked["n"] * len(asked["prompt"])
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    number = request["n"] * len(request["prompt"])
     if not isinstance(choices, list) or len(choices) != number:
-        return f"answered {len(choices or ())} completions where {number} were asked for"
+        return f"answered {len(choices or ())} completions where {number} were requested"
     for i, choice in enumerate(choices):
         prompt, ids, logprobs = choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"] or {}
         columns = [logprobs.get(name) or () for name in ("token_logprobs", "tokens", "top_logprobs")]
-        given = asked["prompt"][i // asked["n"]]
+        given = request["prompt"][i // request["n"]]
         if prompt != given and not isinstance(given, str):
-            return "answered another prompt than it was asked"
+            return "answered another prompt than the request's"
         if not ids or any(len(column) != len(ids) for column in columns):
             return f"answered {len(ids)} tokens with {min(map(len, columns))} log-probabilities"
-        if len(ids) > asked["max_tokens"]:
-            return f"answered {len(ids)} tokens where at most {asked['max_tokens']} were asked for"
+        if len(ids) > request["max_tokens"]:
+            return f"answered {len(ids)} tokens where at most {request['max_tokens']} were requested"
         for token, logprob, name, top in zip(ids, *columns, strict=True):
             if type(token) is not int or not 0 <= token < vocab_size:
                 return f"answered {token!r}, which is no token of {vocab_size}"
             named = {name: logprob, **(top or {})}  # of which TRL trains on the most likely
-            if name != f"token_id:{token}" or len(named) > asked["logprobs"] + 1:
+            if name != f"token_id:{token}" or len(named) > request["logprobs"] + 1:
                 return f"named {name if len(named) == 1 else f'{len(named)} tokens'} where it sampled {token}"
             for value in (logprob, named[name]):
                 if value <= IMPOSSIBLE or value > ROUNDING:  # NaN, which is neither, means the present policy
@@ -193,7 +194,7 @@ def check_ahead(client: BoundClient, rollouts_ahead: int, why_merged: str) -> No
 
 
 @contextmanager
-def describing_loss(args: DAPOConfig) -> Iterator[None]:
+def naming_lost_server(args: DAPOConfig) -> Iterator[None]:
     """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
     try:
         yield

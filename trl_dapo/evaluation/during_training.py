@@ -17,7 +17,7 @@ from ..rewards.names import find_answers
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import content_digest, problem_source
-from ..update.swap import swapped
+from ..update.patching import patched
 from ..update.typed_trainer import TypedGRPOTrainer
 from .scores import EvaluationScores, Prefetch, rows_that_fit
 
@@ -64,7 +64,7 @@ class EvaluationMixin(TypedGRPOTrainer):
         with self.stopwatch.timing("evaluation", how_much):
             how = description, prediction_loss_only, ignore_keys, metric_key_prefix
             output = super().evaluation_loop(dataloader, *how)
-        scores = self._scores.means() if self._task.tells_right else {}
+        scores = self._scores.means() if self._task.has_correctness else {}
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
@@ -82,7 +82,7 @@ class EvaluationMixin(TypedGRPOTrainer):
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
         """Source, content and completion of each row of a batch, asked before a reward function can change it."""
-        if not self._task.tells_right:
+        if not self._task.has_correctness:
             return []
         return [
             (problem_source(example), content_digest(example), completion_text(completion))
@@ -91,7 +91,7 @@ class EvaluationMixin(TypedGRPOTrainer):
 
     def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor, logged: dict[str, list]) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
-        if not self._task.tells_right:
+        if not self._task.has_correctness:
             logger.warning_once(SCORES_LEFT_OUT)
             return
         answers, states_answers = find_answers(self._task.names, logged, [text for *_, text in own_rows])
@@ -104,9 +104,9 @@ class EvaluationMixin(TypedGRPOTrainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """With the last batch, also if `dataloader_drop_last=True`: that is for training."""
-        with swapped(self.args, dataloader_drop_last=False):
+        with patched(self.args, dataloader_drop_last=False):
             return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        with swapped(self.args, dataloader_drop_last=False):
+        with patched(self.args, dataloader_drop_last=False):
             return super().get_test_dataloader(test_dataset)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ..sampling.example_names import digest
-from ..update.swap import in_mode
+from ..update.patching import training_mode
 from .jobs import Completion, Job, OnCompletion, Sampling
 
 
@@ -166,7 +166,7 @@ def generate_with_transformers(
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
         devices = [model.device] if model.device.type == "cuda" else []
         try:
-            with in_mode(model, training=False):
+            with training_mode(model, training=False):
                 # Afterwards come the random numbers that would have come.
                 with torch.no_grad(), torch.random.fork_rng(devices):
                     torch.manual_seed(batch[0].seed)

@@ -187,7 +187,7 @@ def _reward_verdicts(
         None if accuracy_threshold is None else [name],
         accuracy_threshold=accuracy_threshold or 0.0,
     ).having_seen(rewards_BF)
-    if not task.tells_right:
+    if not task.has_correctness:
         raise ValueError(
             f"The reward function {name!r} gives scores, {len(task.values)} different values so far, and nothing says "
             "which completions are right. Set `accuracy_threshold`: a score above it is right."

@@ -179,11 +179,12 @@ class Recipe:
         weighted = zip(names, s.reward_weights or [1.0] * len(names), strict=False)
         deciding = s.dynamic_sampling_rewards or [n for n, w in weighted if w and "overlong_punishment" not in n]
         is_graded = judge in deciding and not s.dynamic_sampling_accuracy_threshold
-        no_verdict = "needs one reward that says what is right, and its name in `dynamic_sampling_rewards`."
+        why = "needs one reward that says what is right, and its name in `dynamic_sampling_rewards`."
+        is_decided = s.dynamic_sampling_rewards or len(deciding) == 1
         return {
             "has_tools": bool(s.tools),
             "is_quantized": s.load_in_4bit or s.load_in_8bit,
-            "no_verdict": no_verdict if is_graded or not (s.dynamic_sampling_rewards or len(deciding) == 1) else None,
+            "why_no_correctness": why if is_graded or not is_decided else None,
         }
 
     def settle(self, **facts: Any) -> None:

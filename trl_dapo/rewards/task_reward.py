@@ -34,7 +34,7 @@ class TaskReward:
     criterion: Criterion
     # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
     # for well-formatted nonsense.
-    knows_right: bool
+    is_decided: bool
     best: float = 1.0  # what a reward function gives for what cannot be done better
     # Of rewards that nobody named: three values, or a model's, are no verdicts. Groups train by their spread still.
     is_named: bool = False
@@ -42,9 +42,9 @@ class TaskReward:
     values: frozenset[float] = frozenset()  # seen so far
 
     @property
-    def tells_right(self) -> bool:
-        """Whether completions may be called right."""
-        return self.knows_right and not self.is_graded
+    def has_correctness(self) -> bool:
+        """Whether completions can be called correct."""
+        return self.is_decided and not self.is_graded
 
     def having_seen(self, rewards_BF: Tensor) -> "TaskReward":
         if self.is_named or self.is_graded:
@@ -94,12 +94,12 @@ class TaskReward:
                     f"`dynamic_sampling_rewards` names {idle[0]!r}, whose weight in `reward_weights` is 0: it adds "
                     "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
                 )
-        knows_right = chosen is not None or len(deciding) == 1
+        is_decided = chosen is not None or len(deciding) == 1
         deciding = deciding or list(names)  # a length penalty may stand alone: nothing is right by it
         is_task_F = torch.tensor([name in deciding for name in names])
         if is_task_F.sum() == 1:
             weights_F = torch.where(is_task_F, 1.0 - 2.0 * (weights_F < 0), weights_F)
-        if knows_right:
+        if is_decided:
             criterion = Criterion(
                 min_accuracy=min_accuracy,
                 max_accuracy=max_accuracy,
@@ -119,7 +119,7 @@ class TaskReward:
             weights_F=weights_F,
             is_task_F=is_task_F,
             criterion=criterion,
-            knows_right=knows_right,
+            is_decided=is_decided,
             best=best,
             is_named=bool(chosen) or (min_accuracy, max_accuracy, accuracy_threshold) != (0.0, 1.0, 0.0),
             is_graded=accuracy_threshold == 0.0 and not {*models}.isdisjoint(deciding),
@@ -128,17 +128,17 @@ class TaskReward:
     @property
     def undecided(self) -> tuple[str, ...]:
         """Names of the functions that decide together, if there are several and none was named."""
-        return () if self.knows_right else self.names
+        return () if self.is_decided else self.names
 
     @property
-    def no_verdict(self) -> str | None:
-        """Why a setting cannot be that needs a right and a wrong, where there is none."""
-        if self.knows_right and self.is_graded:
+    def why_no_correctness(self) -> str | None:
+        """Why no completion can be called correct, for the message about a setting that needs it; `None` if it can."""
+        if self.is_decided and self.is_graded:
             return (
                 f"needs to know which completions are right, and {self.names[0]!r} gives scores. Set "
                 "`dynamic_sampling_accuracy_threshold`: a score above it is right."
             )
-        return None if self.knows_right else _ambiguous(", ".join(map(repr, self.names)))
+        return None if self.is_decided else _ambiguous(", ".join(map(repr, self.names)))
 
     def of(self, rewards_BF: Tensor) -> Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
@@ -148,7 +148,7 @@ class TaskReward:
 
     def _full_scores(self, rewards_BF: Tensor) -> Tensor:
         """What each completion could get at best: of the functions that scored it, as others are for other prompts."""
-        if not self.knows_right:
+        if not self.is_decided:
             return torch.full((len(rewards_BF),), math.inf, dtype=torch.double, device=rewards_BF.device)
         best_BF = torch.full_like(rewards_BF, self.best).masked_fill(rewards_BF.isnan(), torch.nan)
         return self.of(best_BF)
@@ -185,7 +185,7 @@ class TaskReward:
 
     def metrics(self, groups: Iterable[Tensor], skipped: Iterable[float] = ()) -> dict[str, float]:
         """The share of a prompt's completions that is right, in the mean; of skipped prompts what was expected."""
-        if not self.tells_right:
+        if not self.has_correctness:
             return {}
         # Hard prompts are sampled oftener, and more of each: completions would be counted by what they have taught.
         rights = (self.is_right(rewards_BF)[~self.of(rewards_BF).isnan()].double() for rewards_BF in groups)
@@ -205,7 +205,7 @@ class TaskReward:
             low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
             band = "" if (low, high) == (0.0, 1.0) else f" and more than {low:g} and less than {high:g} of it is right"
             parts.append(f"A group trains if {subject} differs within it{band}.")
-        if self.tells_right:
+        if self.has_correctness:
             unless = "" if self.is_named else ", unless it takes more than two values"
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}{unless}.")
         elif filtered or not self.undecided:

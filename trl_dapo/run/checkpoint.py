@@ -21,7 +21,7 @@ from transformers.utils import logging
 from ..config import DAPOConfig
 from ..ranks import rank_and_world_size
 from ..sampling.prompt_memory import PromptMemory
-from ..sampling.report import describe_misfit
+from ..sampling.report import describe_mismatch
 from ..sampling.sampler import Sampler
 from ..settings.secrets import without_secrets
 from .files import replacing
@@ -31,8 +31,9 @@ logger = logging.get_logger(__name__)
 
 STATE_NAME, MEMORY_NAME, RANK_NAME = "dapo_state.json", "dapo_memory.parquet", "dapo_state_rank{}.pt"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
-# The settings that rows hang on: how they are sampled, which groups train, and with which rewards and advantages.
-ROWS_HANG_ON = (
+# The settings that a checkpoint's rows depend on: how they are sampled, which groups train, and with which rewards and
+# advantages.
+RESUME_FINGERPRINT = (
     *("num_generations", "dynamic_sampling_mode", "dynamic_sampling_surplus", "dynamic_sampling_min_accuracy"),
     *("dynamic_sampling_max_accuracy", "dynamic_sampling_accuracy_threshold", "mask_truncated_completions"),
     *("use_vllm", "vllm_mode", "use_transformers_continuous_batching", "max_completion_length", "temperature"),
@@ -43,11 +44,11 @@ ROWS_HANG_ON = (
 )
 
 
-def rule_of(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
-    """What rows hang on, settings and what is no setting; JSON-able, with a name for what is called."""
+def fingerprint(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
+    """Return what rows depend on: settings, and `others`. It can be written as JSON: a callable is its name."""
     used = {"vllm_": args.use_vllm, "dynamic_sampling_": args.use_dynamic_sampling}
     idle = tuple(prefix for prefix, is_used in used.items() if not is_used)
-    rule = {name: getattr(args, name) for name in ROWS_HANG_ON if not name.startswith(idle)}
+    rule = {name: getattr(args, name) for name in RESUME_FINGERPRINT if not name.startswith(idle)}
     return without_secrets(json.loads(json.dumps(rule | others, default=_name_of)))
 
 
@@ -72,7 +73,7 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
 def load_state(
     folder: Path,
     sampler: Sampler | None,
-    misfits: Callable[[dict, dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
+    mismatches: Callable[[dict, dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
     restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
     ignore_data_skip: bool,
 ) -> None:
@@ -102,7 +103,7 @@ def load_state(
         return
     if all_lost:
         local = None
-    differs = {} if local is None else misfits(local, shared.get("header", {}))
+    differs = {} if local is None else mismatches(local, shared.get("header", {}))
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     if others := [num for *_, num in found if num not in (None, num_processes)]:
@@ -125,7 +126,7 @@ def load_state(
         )
     elif differs:
         any_rows = any(has_rows for _, _, has_rows, _ in found)
-        if warning := describe_misfit(str(folder), differs, any_rows, f"The {resumed}"):
+        if warning := describe_mismatch(str(folder), differs, any_rows, f"The {resumed}"):
             say(warning)
 
 

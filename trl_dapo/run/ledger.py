@@ -214,7 +214,7 @@ def describe_groups(
         "source": _texts(group.source for group in groups),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
         "drop_reason": _texts(group.drop_reason if outcomes[group] == "dropped" else None for group in groups),
-        "correct": pa.array(total(correct_B) if task.tells_right else [None] * len(groups), pa.int16()),
+        "correct": pa.array(total(correct_B) if task.has_correctness else [None] * len(groups), pa.int16()),
         "scored": pa.array(total(~task_B.isnan()), pa.int16()),
         "tokens": pa.array(total(lengths_B), pa.int32()),
         "seconds": pa.array([None if round_ is None else round_.seconds for round_ in rounds], pa.float32()),

@@ -31,7 +31,7 @@ def calling(function: Callable[[], object], every: float) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Where the time goes from one complete rollout to the next. The first lap begins with the first block."""
+    """Where the time goes from one complete rollout to the next. The first interval begins with the first block."""
 
     def __init__(self, has_server: bool = False) -> None:
         self._has_server = has_server
@@ -59,8 +59,9 @@ class Stopwatch:
         self._seconds[name] += seconds
 
     def timeline(self) -> dict[str, float]:
-        """Where the seconds of a lap went; what the trainer did adds up to the total, and what a server did."""
-        spent = dict.fromkeys(("engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"), 0.0) | self.lap()
+        """where the seconds of an interval went; what the trainer did adds up to the total, and what a server did."""
+        names = "engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"
+        spent = dict.fromkeys(names, 0.0) | self.flush_seconds()
         other = spent["evaluation"] + spent["checkpoint"]
         timeline = {
             "sampling": spent["engine"] + spent["ahead"],
@@ -73,8 +74,8 @@ class Stopwatch:
             timeline["idle"] = max(spent["total"] - timeline["sampling"] - spent["evaluation"], 0.0)
         return {f"timeline/{name}_seconds": value for name, value in timeline.items()}
 
-    def lap(self) -> dict[str, float]:
-        """Seconds by name since the last lap, all of them as `total`; begins the next."""
+    def flush_seconds(self) -> dict[str, float]:
+        """Return the seconds of the interval that ends now, by name and as `total`, and begin the next one."""
         now = time.perf_counter()
         seconds = {**self._seconds, "total": 0.0 if self._started is None else now - self._started}
         self._seconds.clear()

@@ -236,7 +236,7 @@ def advise(rollout: Rollout) -> str:
     return ""
 
 
-def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
+def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
     """What of a checkpoint does not fit a run and is left behind; `None` where nothing is."""
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []

@@ -69,7 +69,7 @@ def _may_hold_filler(s: SimpleNamespace) -> bool:
     return s.dynamic_sampling_mode == "mask" or (s.dynamic_sampling_on_exhausted == "top_up" and ends)
 
 
-def _asks_a_server(s: SimpleNamespace) -> bool:
+def _uses_a_server(s: SimpleNamespace) -> bool:
     return s.use_vllm and s.vllm_mode == "server"
 
 
@@ -195,8 +195,8 @@ _not_screened = partial(_unsupported, _screens, "dynamic_sampling_screen={dynami
 
 def _of_the_right(name: str, asked: Callable[[SimpleNamespace], Any]) -> Rule:
     """What learns which completions are right, where no reward says so."""
-    said = f"`{name}={{{name}!r}}` {{no_verdict}}"
-    return Rule(lambda s: s.use_dynamic_sampling and asked(s) and s.no_verdict, said, ("no_verdict",))
+    said = f"`{name}={{{name}!r}}` {{why_no_correctness}}"
+    return Rule(lambda s: s.use_dynamic_sampling and asked(s) and s.why_no_correctness, said, ("why_no_correctness",))
 
 
 def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> Rule:
@@ -321,12 +321,12 @@ RULES: tuple[Rule, ...] = (
     ),
     # ---- vLLM's server ----
     Rule(
-        lambda s: s.vllm_request_timeout is not None and not _asks_a_server(s),
+        lambda s: s.vllm_request_timeout is not None and not _uses_a_server(s),
         "`vllm_request_timeout={vllm_request_timeout}` has no effect without a vLLM server. Leave it out, or set "
         "`use_vllm=True` and `vllm_mode='server'`.",
     ),
     Rule(
-        lambda s: s.rollouts_ahead and not _asks_a_server(s),
+        lambda s: s.rollouts_ahead and not _uses_a_server(s),
         lambda s: (
             f"`rollouts_ahead={s.rollouts_ahead}` needs a vLLM server on GPUs of its own, got "
             f"{f'`vllm_mode={s.vllm_mode!r}`' if s.use_vllm else 'transformers generation'}, which samples on those "

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import DAPOConfig
 from .loss import clipped_loss, clipped_tokens, kl_to_reference, probability_ratio, token_mean
 from .old_logps import fill_old_logps
-from .tally import Tally
+from .step_metrics import StepMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,15 @@ class Objective:
     off_policy_mask: Callable[..., Tensor] | None  # of TRL
 
     def loss(
-        self, inputs: dict, mask: Tensor, logps: Tensor, entropies: Tensor, aux_loss: Tensor | None, tally: Tally
+        self,
+        inputs: dict,
+        mask: Tensor,
+        logps: Tensor,
+        entropies: Tensor,
+        aux_loss: Tensor | None,
+        step_metrics: StepMetrics,
     ) -> Tensor:
-        """The micro-batch's share of the optimizer step's loss; what the step's metrics need goes to the tally."""
+        """Return the micro-batch's share of the optimizer step's loss; add what the metrics need to `step_metrics`."""
         trained = mask if self.select_tokens is None else mask * self.select_tokens(entropies, mask)
         advantages = inputs["advantages"]
         if advantages.dim() == 1:
@@ -56,20 +62,20 @@ class Objective:
             log_ratio = old_logps - inputs["sampling_per_token_logps"]
             if weight is None:  # no pass before this one has told it
                 weight = self.engine_weight(log_ratio, mask)
-                tally.add_engine(mask, log_ratio, weight)
-            tally.add_ratio(mask, log_ratio, weight)
+                step_metrics.add_engine(mask, log_ratio, weight)
+            step_metrics.add_ratio(mask, log_ratio, weight)
             per_token_loss = per_token_loss * weight
         if self.beta != 0.0:
             kl = kl_to_reference(logps, inputs["ref_per_token_logps"])
             if self.corrects_kl:
                 kl = kl * ratio
             per_token_loss = per_token_loss + self.beta * kl
-            tally.add(kl=(kl * mask).sum().detach())
+            step_metrics.add(kl=(kl * mask).sum().detach())
 
         num_tokens = inputs["num_items_in_batch"]
         mean_num_microbatches = inputs.get("num_microbatches", 1)  # of a rank in this optimizer step, in the mean
         loss = token_mean(per_token_loss, mask, num_tokens, self.num_ranks)
-        tally.add(policy_loss=loss.detach())
+        step_metrics.add(policy_loss=loss.detach())
         if self.entropy_coef is not None:
             if self.select_tokens is None:
                 bonus = token_mean(entropies, mask, num_tokens, self.num_ranks)
@@ -77,14 +83,14 @@ class Objective:
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
                 bonus = token_mean(entropies, trained, trained.sum()) / mean_num_microbatches
             loss = loss - self.entropy_coef * bonus
-            tally.add(active_entropy=(entropies * trained).sum().detach(), active_tokens=trained.sum())
+            step_metrics.add(active_entropy=(entropies * trained).sum().detach(), active_tokens=trained.sum())
         if aux_loss is not None:
             # A step without a loss token must not move the router either.
             weight = self.router_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / mean_num_microbatches
-            tally.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
+            step_metrics.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
         clipped = clipped_tokens(ratio, advantages, self.epsilon_low, self.epsilon_high, self.delta)
-        tally.add_tokens(mask, entropies, clipped, inputs.get("age"))
+        step_metrics.add_tokens(mask, entropies, clipped, inputs.get("age"))
         return loss
 
 

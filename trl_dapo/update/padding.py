@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ..models import has_plain_attention, why_positions_are_absolute
 from ..ranks import on_main_process
-from .swap import in_mode, swapped
+from .patching import patched, training_mode
 
 
 logger = logging.get_logger(__name__)
@@ -86,10 +86,10 @@ def _exact(model: PreTrainedModel, accelerator: Accelerator) -> Iterator[None]:
     """While it lasts, no dropout, and float32 without TF32, whatever training computes in."""
     attention = model.config._attn_implementation
     with ExitStack() as stack:
-        stack.enter_context(in_mode(model, training=False))
-        stack.enter_context(swapped(accelerator, autocast_handler=AutocastKwargs(enabled=False)))
+        stack.enter_context(training_mode(model, training=False))
+        stack.enter_context(patched(accelerator, autocast_handler=AutocastKwargs(enabled=False)))
         for setting in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
-            stack.enter_context(swapped(setting, fp32_precision="ieee"))
+            stack.enter_context(patched(setting, fp32_precision="ieee"))
         if "flash" in str(attention):  # 16 bits only
             stack.callback(model.set_attn_implementation, attention)
             model.set_attn_implementation("eager")
@@ -117,9 +117,9 @@ def _in_float32(parts: list[nn.Module], device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(GatheredParameters(weights))  # with ZeRO-3
         for linear in [part for part in parts if hasattr(part, "compute_dtype")]:  # in 4 bits
-            stack.enter_context(swapped(linear, compute_dtype=torch.float32))
+            stack.enter_context(patched(linear, compute_dtype=torch.float32))
         for tensor in (*weights, *(buffer for part in parts for buffer in part.buffers(recurse=False))):
             dtype = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
             if (tensor.device, tensor.dtype) != (device, dtype):
-                stack.enter_context(swapped(tensor, data=tensor.data.to(device, dtype)))
+                stack.enter_context(patched(tensor, data=tensor.data.to(device, dtype)))
         yield

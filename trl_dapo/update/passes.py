@@ -11,7 +11,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from .rollout_tensors import row_lengths, widths
-from .window import Cutter
+from .window import MicrobatchPacker
 
 
 def syncs_each_batch(accelerator: Accelerator) -> bool:
@@ -44,16 +44,16 @@ def accumulating(
 
 
 def run_trimmed(
-    run: Callable[..., tuple], ids: Tensor, mask: Tensor, num_columns: int, batch_size: int, cutter: Cutter
+    run: Callable[..., tuple], ids: Tensor, mask: Tensor, num_columns: int, batch_size: int, packer: MicrobatchPacker
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities and entropies, `(B, T)`, in passes over rows of like length without padding between them."""
     # `run` takes ids, mask and a number of completion columns, of which it returns both, and a third that is left out.
     prompt_mask, completion_mask = mask[:, :-num_columns], mask[:, -num_columns:]
     lengths = row_lengths(prompt_mask, completion_mask).tolist()
     found: list[Tensor | None] = [None, None]
-    for indices in cutter.cut_without_gradient(lengths, batch_size):
+    for indices in packer.pack_without_gradient(lengths, batch_size):
         # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
-        prompt_width, completion_width = widths([lengths[row] for row in indices], cutter.multiple_of)
+        prompt_width, completion_width = widths([lengths[row] for row in indices], packer.multiple_of)
         columns = slice(prompt_mask.size(1) - prompt_width, prompt_mask.size(1) + completion_width)
         rows = torch.tensor(indices or [0], device=ids.device)
         for i, chunk in enumerate(run(ids[rows, columns], mask[rows, columns], completion_width)[:2]):

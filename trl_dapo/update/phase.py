@@ -31,11 +31,11 @@ from .loss import engine_weight
 from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_is_felt
 from .passes import accumulating, ranks_are_in_step, run_trimmed
+from .patching import patched
 from .rollout_tensors import MODEL_INPUTS, groups_with_loss, unknown_keys
-from .swap import swapped
-from .tally import Tally, metrics_of_passes, metrics_of_tokens
+from .step_metrics import StepMetrics, metrics_of_passes, metrics_of_tokens
 from .typed_trainer import TypedGRPOTrainer
-from .window import Cutter, weigh
+from .window import MicrobatchPacker, weight_without_filler
 
 
 logger = logging.get_logger(__name__)
@@ -55,7 +55,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_microbatches: deque[dict] = deque()  # what is left of the optimizer step under way
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all ranks
         self._num_rollouts_left = 0  # behind the one under way
-        self._tally = Tally()  # of the optimizer step under way
+        self._step_metrics = StepMetrics()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
         check_release(self)
         self._attention_cost = 0.0  # of a pair of tokens, in tokens; only a budget asks
@@ -74,7 +74,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
                 deepspeed_optimizer=lambda: self.model_wrapped.basic_optimizer if self.is_deepspeed_enabled else None,
             )
         )
-        self._is_made = True
+        self._initialized = True
 
     @property
     def _model_facts(self) -> dict[str, Any]:
@@ -95,13 +95,13 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return self._window_batches, num_items_in_batch
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if not (self._is_made and self.model.training):
+        if not (self._initialized and self.model.training):
             return super()._prepare_inputs(generation_batch)
         return self._window_microbatches.popleft()
 
     def _open_window(self, batches: list) -> None:
         """Generates what the optimizer step needs and cuts its rows into micro-batches."""
-        self._tally = Tally()
+        self._step_metrics = StepMetrics()
         parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
@@ -112,9 +112,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self._steps_per_generation])
         if self.loss_type == "dapo":
-            microbatches, self._window_num_tokens = self._cutter.cut(parts, self._tally)
+            microbatches, self._window_num_tokens = self._packer.pack(parts, self._step_metrics)
         else:
-            microbatches, self._window_num_tokens = weigh(parts, self.loss_type, self.accelerator)
+            microbatches, self._window_num_tokens = weight_without_filler(parts, self.loss_type, self.accelerator)
         self._window_microbatches = deque(microbatches)
 
     @property
@@ -146,17 +146,17 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return [unsplit_pixel_values_by_grid(part) for part in parts]
 
     @property
-    def _cutter(self) -> Cutter:
-        """The one cutter, with today's settings: a callback may have changed them."""
-        cutter = self._one_cutter
-        cutter.multiple_of = self.pad_to_multiple_of
-        cutter.trims = self._trims_padding
-        cutter.recuts = cutter.trims and self.top_entropy_quantile >= 1.0
-        return cutter
+    def _packer(self) -> MicrobatchPacker:
+        """Return the one packer, with today's settings: a callback may have changed them."""
+        packer = self._one_packer
+        packer.multiple_of = self.pad_to_multiple_of
+        packer.trims = self._trims_padding
+        packer.recuts = packer.trims and self.top_entropy_quantile >= 1.0
+        return packer
 
     @cached_property
-    def _one_cutter(self) -> Cutter:
-        return Cutter(
+    def _one_packer(self) -> MicrobatchPacker:
+        return MicrobatchPacker(
             accelerator=self.accelerator,
             pad_token_id=self._tokenizer.pad_token_id,
             budget=self._budget,
@@ -179,26 +179,26 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     @property
     def _passes_once(self) -> bool:
         """Whether a rollout trains in one step by our loss: the pass with gradient tells what one before it would."""
-        is_ours = self._is_made and self.loss_type == "dapo"
+        is_ours = self._initialized and self.loss_type == "dapo"
         return is_ours and self.args.gradient_accumulation_steps % self._generate_every == 0
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self._passes_once:
             return super()._generate_and_score_completions(inputs)
         # TRL would pass over all rows to weigh what vLLM sampled. The objective does that.
-        with swapped(self, vllm_importance_sampling_correction=False):
+        with patched(self, vllm_importance_sampling_correction=False):
             return super()._generate_and_score_completions(inputs)
 
     # ---- The objective ----
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
-        if self.loss_type != "dapo" or not self._is_made:
+        if self.loss_type != "dapo" or not self._initialized:
             if "weights" not in inputs:
                 return super()._compute_loss(model, inputs)
             # Without the rows that only fill the rollout. The policy term is in proportion to the advantages, the KL
             # term to beta; the other terms keep their size.
             weight, factor = inputs["weights"]
-            with swapped(self, beta=self.beta * factor):
+            with patched(self, beta=self.beta * factor):
                 return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
         # TRL's own is not wrapped: it divides by the rollout's tokens, knows no rows of the present policy among older
         # ones, moves the router on a step without a loss token, and hangs where ranks hold unequal numbers of rows.
@@ -217,10 +217,10 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             **_unknown_model_inputs(inputs),
         )
         assert entropies is not None  # asked for
-        tally = self._tally if self.model.training else Tally()
-        loss = self._objective().loss(inputs, mask, logps, entropies, aux_loss, tally)
+        step_metrics = self._step_metrics if self.model.training else StepMetrics()
+        loss = self._objective().loss(inputs, mask, logps, entropies, aux_loss, step_metrics)
         if not self.model.training:
-            self._publish(tally, "eval")
+            self._publish(step_metrics, "eval")
         return loss
 
     def _objective(self) -> Objective:
@@ -282,12 +282,12 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if self.loss_type != "dapo":
             self._metrics["train"]["frac_empty_steps"].append(float(self._window_num_tokens == 0))
         elif not self._window_microbatches:
-            self._publish(self._tally, "train")
+            self._publish(self._step_metrics, "train")
         return loss
 
-    def _publish(self, tally: Tally, mode: str) -> None:
+    def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
         """Reduces an optimizer step over ranks and logs it."""
-        totals, num_ranks = tally.reduce(self.accelerator), self.accelerator.num_processes
+        totals, num_ranks = step_metrics.reduce(self.accelerator), self.accelerator.num_processes
         metrics = metrics_of_tokens(totals)
         if mode == "train":
             metrics |= metrics_of_passes(totals, num_ranks)
@@ -321,10 +321,10 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         # Trimmed where the pass with gradient is, which in evaluation it is not.
         is_whole = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
-        if batch_size is None or is_whole or not (self._is_made and self._trims_padding):
+        if batch_size is None or is_whole or not (self._initialized and self._trims_padding):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
         trimmed = partial(run, model, **options)
-        return *run_trimmed(trimmed, input_ids, attention_mask, logits_to_keep, batch_size, self._cutter), None
+        return *run_trimmed(trimmed, input_ids, attention_mask, logits_to_keep, batch_size, self._packer), None
 
 
 def _unknown_model_inputs(rows: dict[str, Any]) -> dict[str, Any]:

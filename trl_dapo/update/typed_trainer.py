@@ -26,4 +26,4 @@ class TypedGRPOTrainer(GRPOTrainer):
     # These begin as `None` there, which is all that is said of them.
     _buffered_inputs: list[dict] | None  # type: ignore[assignment]
     _signature_columns: list[str] | None  # type: ignore[assignment]
-    _is_made = False  # without `__init__`, as TRL's tests make trainers, the methods are TRL's
+    _initialized = False  # without `__init__`, as TRL's tests make trainers, the methods are TRL's

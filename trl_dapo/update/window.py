@@ -29,7 +29,7 @@ from .rollout_tensors import (
     unknown_keys,
     widths,
 )
-from .tally import Tally
+from .step_metrics import StepMetrics
 
 
 logger = logging.get_logger(__name__)
@@ -75,7 +75,7 @@ def gather_facts(parts: list[dict], keys: int, accelerator: Accelerator) -> RowF
     )
 
 
-def weigh(parts: list[dict], loss_type: str, accelerator: Accelerator) -> tuple[list[dict], int]:
+def weight_without_filler(parts: list[dict], loss_type: str, accelerator: Accelerator) -> tuple[list[dict], int]:
     """TRL's micro-batches, weighted so that filler is left out of TRL's loss, and their loss tokens on all ranks."""
     facts = gather_facts(parts, 0, accelerator)
     is_live = facts.is_live[accelerator.process_index]
@@ -90,8 +90,8 @@ def weigh(parts: list[dict], loss_type: str, accelerator: Accelerator) -> tuple[
 
 
 @dataclass(kw_only=True)
-class Cutter:
-    """Cuts windows into micro-batches of equal padded cost, or within a budget of tokens."""
+class MicrobatchPacker:
+    """Packs the rows of windows into micro-batches of equal padded cost, or within a budget of tokens."""
 
     accelerator: Accelerator
     pad_token_id: int
@@ -106,7 +106,7 @@ class Cutter:
     recuts: bool = False  # whether rows may change their micro-batch
     has_warned: bool = field(default=False, init=False)  # of a row beyond the budget
 
-    def cut(self, parts: list[dict], tally: Tally) -> tuple[list[dict], int]:
+    def pack(self, parts: list[dict], step_metrics: StepMetrics) -> tuple[list[dict], int]:
         """The micro-batches of a window, which TRL would train on as `parts`, and its loss tokens on all ranks."""
         # Every rank makes as many micro-batches; one without rows has one token, which is not in the loss.
         accelerator, own_rows, keys = self.accelerator, None, 0
@@ -131,7 +131,7 @@ class Cutter:
         for step, indices in enumerate(plan):
             if own_rows is not None and not indices:
                 part = no_rows(own_rows, self.pad_token_id)
-                tally.add_microbatch(real_tokens=0, padded_tokens=0)
+                step_metrics.add_microbatch(real_tokens=0, padded_tokens=0)
             else:
                 part = parts[step] if rows is None else index_rows(rows, self._tensor(indices))
                 if trims:
@@ -139,7 +139,7 @@ class Cutter:
                     if self.on_cuda:
                         columns = clear_of_nan(columns, self.multiple_of)
                     part = resize(part, *columns, self.pad_token_id)
-                tally.add_microbatch(
+                step_metrics.add_microbatch(
                     real_tokens=sum(sum(lengths[row]) for row in indices),
                     padded_tokens=part["prompt_ids"].numel() + part["completion_ids"].numel(),
                 )
@@ -148,7 +148,7 @@ class Cutter:
             microbatches.append({**part, "num_microbatches": mean_num if indices else math.inf})
         return microbatches, facts.total_tokens
 
-    def cut_without_gradient(self, lengths: list[tuple[int, int]], batch_size: int) -> list[list[int]]:
+    def pack_without_gradient(self, lengths: list[tuple[int, int]], batch_size: int) -> list[list[int]]:
         """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
         rows = Rows(lengths, self.budget, self.multiple_of, self.attention)
         num_passes = -(-len(lengths) // batch_size) if self.budget is None else rows.fewest()

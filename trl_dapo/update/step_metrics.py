@@ -11,7 +11,7 @@ from torch import Tensor
 from ..sampling.sampler import MAX_STALENESS
 
 
-class Tally:
+class StepMetrics:
     """Sums and extremes over the micro-batches of an optimizer step, kept on the device, and reduced over ranks."""
 
     # Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.

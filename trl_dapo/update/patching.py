@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other values for a while."""
+"""Attributes of an object, and the mode of a model, changed for the time of a block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from torch import nn
 
 
 @contextmanager
-def swapped(owner: Any, **values: Any) -> Iterator[None]:
-    """Other values for the attributes of an object or the names of a module, for the time of the block."""
+def patched(owner: Any, **values: Any) -> Iterator[None]:
+    """Give the attributes of an object, or the names of a module, other values for the time of the block."""
     usual = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -23,8 +23,8 @@ def swapped(owner: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """A model that trains, or is evaluated, for the time of the block."""
+def training_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Put a model into training mode, or into evaluation mode, for the time of the block."""
     was_training = model.training
     model.train(training)
     try:
