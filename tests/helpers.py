@@ -228,7 +228,10 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
             if not mask.any():
                 continue
             prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
-            completion, age = inputs["completion_ids"][i][mask], int(inputs["age"][i]) if "age" in inputs else 0
+            completion, age = (
+                inputs["completion_ids"][i][mask],
+                int(inputs["staleness"][i]) if "staleness" in inputs else 0,
+            )
             logits = snapshots[step - age](torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
             logps = (logits / temperature).log_softmax(-1).gather(-1, completion[:, None])[:, 0]
             error = (inputs["old_per_token_logps"][i][: len(completion)] - logps).abs().max().item()

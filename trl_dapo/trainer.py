@@ -532,7 +532,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             restore_old_logps(rollouts, [row.old_logps for row in rows])
         if self.args.rollouts_ahead:
             policies = in_batch(lambda group: group.policy_rollouts, groups, G)
-            rollouts["age"] = torch.tensor([number - policy for policy in policies[mine]], device=device)
+            rollouts["staleness"] = torch.tensor([number - policy for policy in policies[mine]], device=device)
         return rollouts
 
     # ---- What the user sees ----

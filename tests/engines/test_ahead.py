@@ -88,7 +88,7 @@ def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch
     errors, distance = errors_of_old_logps(trainer, tiny_model), []
 
     def look(inputs):
-        mask = inputs["completion_mask"].bool() & (inputs["age"][:, None] > 0)
+        mask = inputs["completion_mask"].bool() & (inputs["staleness"][:, None] > 0)
         distance.extend((inputs["importance_sampling_ratio"][mask] - 1).abs().tolist())
 
     watch_training(trainer, look)
@@ -389,10 +389,10 @@ def test_groups_are_counted_by_age_and_clipping_too(make):
     assert logged(trainer, "overlap/groups_by_staleness/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
     assert logged(trainer, "overlap/groups_by_staleness/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
     assert logged(trainer, "overlap/groups_by_staleness/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
-    shares = logged(trainer, "overlap/clip_ratio/age_1")
+    shares = logged(trainer, "overlap/clip_ratio/staleness_1")
     assert len(shares) == 4
     assert max(shares) > 0
-    assert logged(trainer, "overlap/clip_ratio/age_0") == [0.0]
+    assert logged(trainer, "overlap/clip_ratio/staleness_0") == [0.0]
 
 
 # ---- What is refused ----

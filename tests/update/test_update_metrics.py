@@ -76,9 +76,9 @@ def test_the_least_clipped_completion_is_one_that_has_tokens():
 def test_clipped_tokens_are_told_by_how_many_rollouts_old_their_rows_are():
     step_metrics, ones = StepMetrics(), torch.ones(3, 2)
     high = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    step_metrics.add_tokens(ones, ones, (0 * ones, high, 0 * ones), ages=torch.tensor([0, 0, 2]))
+    step_metrics.add_tokens(ones, ones, (0 * ones, high, 0 * ones), staleness=torch.tensor([0, 0, 2]))
     metrics = metrics_of_tokens(step_metrics.reduce(Accelerator(cpu=True)))
-    assert {name[-1]: value for name, value in metrics.items() if "age" in name} == {"0": 1 / 4, "2": 2 / 2}
+    assert {name[-1]: value for name, value in metrics.items() if "staleness" in name} == {"0": 1 / 4, "2": 2 / 2}
 
 
 def test_evaluation_is_trls():

@@ -253,7 +253,7 @@ def keys_written(method):
 
 def test_the_layout_of_every_key_of_a_rollout_is_known():
     assert keys_written(GRPOTrainer._generate_and_score_completions) == INPUTS
-    assert set(ROLLOUT_KEYS) == INPUTS | {"is_filler", "age", "group"}  # what DAPOTrainer adds
+    assert set(ROLLOUT_KEYS) == INPUTS | {"is_filler", "staleness", "group"}  # what DAPOTrainer adds
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():

@@ -90,7 +90,7 @@ class Objective:
             loss = loss + weight * aux_loss / mean_num_microbatches
             step_metrics.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
         clipped = clipped_tokens(ratio, advantages, self.epsilon_low, self.epsilon_high, self.delta)
-        step_metrics.add_tokens(mask, entropies, clipped, inputs.get("age"))
+        step_metrics.add_tokens(mask, entropies, clipped, inputs.get("staleness"))
         return loss
 
 

@@ -35,7 +35,7 @@ ROLLOUT_KEYS = {
     "sampling_per_token_logps": ("completion", 0.0),
     "importance_sampling_ratio": ("completion", 1.0),
     "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
-    "age": ("completion", 0),  # DAPOTrainer's: rollouts since the policy that sampled the row
+    "staleness": ("completion", 0),  # DAPOTrainer's: rollouts since the policy that sampled the row
     "group": ("completion", -1),  # DAPOTrainer's: which group of the batch the row is of
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),

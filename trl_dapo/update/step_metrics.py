@@ -33,7 +33,7 @@ class StepMetrics:
 
     @torch.no_grad()
     def add_tokens(
-        self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], ages: Tensor | None = None
+        self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], staleness: Tensor | None = None
     ) -> None:
         """Adds the loss tokens of a micro-batch: entropies (nats), where they are clipped, rollouts since each row."""
         # Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens.
@@ -43,11 +43,11 @@ class StepMetrics:
         length = weight.sum(1).clamp(min=1.0)
         self.add(tokens=mask.sum(), entropy=(entropies * mask).sum())
         self.add(clip_units=weight.sum(), low=low.sum(), high=high.sum(), dual=dual.sum())
-        if ages is not None:
-            for age in range(MAX_STALENESS + 1):
-                is_of_age = ages.eq(age).unsqueeze(1)
-                units, in_region = (weight * is_of_age).sum(), ((low + high) * is_of_age).sum()
-                self.add(**{f"clip_units_{age}": units, f"region_{age}": in_region})
+        if staleness is not None:
+            for num_rollouts in range(MAX_STALENESS + 1):
+                is_as_stale = staleness.eq(num_rollouts).unsqueeze(1)
+                units, in_region = (weight * is_as_stale).sum(), ((low + high) * is_as_stale).sum()
+                self.add(**{f"clip_units_{num_rollouts}": units, f"region_{num_rollouts}": in_region})
         # A completion without a token must not be the least clipped one.
         self._keep_lowest("low_min", (low.sum(1) / length).masked_fill(~has_tokens.squeeze(1), 1.0))
         self._keep_highest("high_max", high.sum(1) / length)
@@ -105,9 +105,11 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
             "clip_ratio/low_min": totals["low_min"],
             "clip_ratio/high_max": totals["high_max"],
         }
-        for age in range(MAX_STALENESS + 1):
-            if totals.get(f"clip_units_{age}", 0) > 0:
-                metrics[f"overlap/clip_ratio/age_{age}"] = totals[f"region_{age}"] / totals[f"clip_units_{age}"]
+        for num_rollouts in range(MAX_STALENESS + 1):
+            if totals.get(f"clip_units_{num_rollouts}", 0) > 0:
+                metrics[f"overlap/clip_ratio/staleness_{num_rollouts}"] = (
+                    totals[f"region_{num_rollouts}"] / totals[f"clip_units_{num_rollouts}"]
+                )
         if "kl" in totals:
             metrics["kl"] = totals["kl"] / totals["tokens"]
         if "weights" in totals:
