@@ -60,7 +60,7 @@ from trl_dapo.sampling.screen import Screen
 
 pytestmark = pytest.mark.fast
 
-NUM_SEQUENCES = int(os.environ.get("QUEUE_SEQUENCES", "300"))
+NUM_SEQUENCES = int(os.environ.get("QUEUE_SEQUENCES", "200"))
 SEED = int(os.environ.get("QUEUE_SEED", "0"))
 PHASES = tuple(Phase) if os.environ.get("QUEUE_SHRINK", "1") == "1" else (Phase.explicit, Phase.generate)
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ class Config:
     share_unscored: float = 0.0
     share_truncated: float = 0.0
     has_band: bool = False  # whether too many correct completions drop a whole group
-    drifts: bool = False  # whether the pass rates change from step to step
+    drifts: bool = False  # whether all prompts have one pass rate, which changes from step to step
     compares: bool = False  # whether a reward depends on how many completions of the group were scored with it
     moves: bool = True  # whether completions may be scored by another process, which environments rule out
 
@@ -190,7 +190,30 @@ _RESUMES = st.builds(
     has_queue=st.sampled_from([True, True, True, False]),
     num_answered=st.sampled_from([99, 0, 1, 3]),
 )
+EVENTS_AHEAD = st.lists(
+    st.one_of(*[st.just(RolloutEvent())] * 6, _ROLLOUTS, _RESUMES, st.just(ResumeEvent(data="tail"))),
+    min_size=4,
+    max_size=14,
+)
 EVENTS = st.lists(_ROLLOUTS | _ROLLOUTS | _RESUMES | st.just(SaveEvent()), min_size=1, max_size=9)
+
+
+@st.composite
+def configs_ahead(draw: st.DrawFn) -> Config:
+    """Settings with rollouts ahead, on a stream of which later rows may have changed."""
+    config = draw(configs())
+    ahead = draw(st.sampled_from([1, 2, 2, 2]))
+    rates = tuple(draw(st.lists(st.sampled_from([0.1, 0.5, 1.0]), min_size=1, max_size=3)))
+    return replace(
+        config,
+        **{"mode": "filter", "carries": True, "ahead": ahead, "max_round_size": None, "batch_multiplier": None},
+        max_gen_batches=draw(st.sampled_from([10.0, 3.0, 1.0])),
+        screen=draw(st.sampled_from([None, config.screen])),
+        num_prompts=60,
+        is_iterable=True,
+        shuffles=False,
+        pass_rates=rates,
+    )
 
 
 @cache
@@ -535,7 +558,7 @@ class Run:
         size = group.num_received if config.compares else 0
         if self._chance("unscored", group, index) < config.share_unscored:
             return math.nan
-        place = int(group.name[-4:], 16) + (self.book.version if config.drifts else 0)
+        place = self.book.version if config.drifts else int(group.name[-4:], 16)
         rate = config.pass_rates[place % len(config.pass_rates)]
         return float(self._chance(f"reward {size}", group, index) < rate)
 
@@ -825,8 +848,7 @@ def play(config: Config, events: Sequence[Any]) -> None:
             run.handle(event)
 
 
-@seed(SEED)
-@settings(
+SEQUENCES = settings(
     max_examples=NUM_SEQUENCES,
     derandomize=True,
     deadline=None,
@@ -835,8 +857,19 @@ def play(config: Config, events: Sequence[Any]) -> None:
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,
 )
+
+
+@seed(SEED)
+@SEQUENCES
 @given(config=configs(), events=EVENTS)
 def test_no_group_is_lost_or_trains_twice_whatever_happens(config, events):
+    play(config, events)
+
+
+@seed(SEED)
+@settings(SEQUENCES, max_examples=NUM_SEQUENCES // 2)
+@given(config=configs_ahead(), events=EVENTS_AHEAD)
+def test_what_is_requested_ahead_trains_in_time_whatever_happens(config, events):
     play(config, events)
 
 
