@@ -59,7 +59,7 @@ class Stopwatch:
         self._seconds[name] += seconds
 
     def timeline(self) -> dict[str, float]:
-        """where the seconds of an interval went; what the trainer did adds up to the total, and what a server did."""
+        """Return where the seconds of an interval went: the trainer's, which add up to the total, and the server's."""
         names = "engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"
         spent = dict.fromkeys(names, 0.0) | self.flush_seconds()
         other = spent["evaluation"] + spent["checkpoint"]
