@@ -255,7 +255,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
         (ids_with(-1), "answered -1, which is no token of 8"),
         (ids_with("6"), "answered '6', which is no token of 8"),
         (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than the request's"),
-        (beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS), "answered 5 tokens where at most 4 were requested"),
+        (beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS), "answered 5 tokens where at most 4 were"),
         ((200, json.dumps({"choices": [CHOICE, None]})), r"answered in another form than vLLM's \(TypeError"),
         ((200, json.dumps({"choices": [CHOICE, {}]})), r"answered in another form .*'prompt_token_ids'"),
         ((400, "too long"), r"did not take a request \(Request failed: 400, too long\)"),
