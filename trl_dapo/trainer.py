@@ -135,6 +135,7 @@ class DAPOTrainer(Checkpoints):
     """
 
     _weights_of_task: list[float] | None = None
+    _num_scored: int | None = None  # rows that reward functions are given, if others are copies of them
     _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
     _name = "DAPO"
     _paper = {  # noqa: RUF012 (TRL's name and type)
@@ -284,7 +285,7 @@ class DAPOTrainer(Checkpoints):
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
         logged: dict[str, list] = {}  # what the rewards that decide what is right say of the completions
         checked = [
-            with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None)
+            with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None, self._num_scored)
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         try:
@@ -414,14 +415,17 @@ class DAPOTrainer(Checkpoints):
             copy.deepcopy(example) | copy.deepcopy(row.extra_columns or {})
             for example, row in zip(examples, rows, strict=True)
         ]
-        with swapped(self, _completion_lengths=[row.num_tokens for row in rows]):
+        # The rest are copies, so that TRL gathers as many of each process: no reward function sees them.
+        num_scored = len({*plan.per_rank[rank]})
+        lengths = [row.num_tokens for row in rows[:num_scored]]
+        with swapped(self, _completion_lengths=lengths, _num_scored=num_scored):
             rewards = self._score_completions(
                 inputs,
                 [copied(row.prompt) for row in rows],
                 [copied(row.completion) for row in rows],
                 [row.completion_ids.tolist() for row in rows],
             )
-        note_scores(plan, rewards, self._take_extra_logs(len(rows)))
+        note_scores(plan, rewards, self._take_extra_logs(num_scored, len(rows)))
         # TRL's statistics of these are not used: those of the rollout take their place.
         return rewards.new_zeros(len(completions), rewards.size(1))
 

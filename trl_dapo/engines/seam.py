@@ -159,14 +159,18 @@ class RecordReplay(UpdatePhase):
         self._set_signature_columns_if_needed()
         return self._signature_columns if self.args.remove_unused_columns else None
 
-    def _take_extra_logs(self, num_rows: int) -> dict[str, list]:
-        """Return what reward functions logged of each completion that all processes just scored. Collective."""
+    def _take_extra_logs(self, num_scored: int, num_rows: int | None = None) -> dict[str, list]:
+        """
+        Return what reward functions logged of each completion that all processes just scored, `None` for those beyond
+        `num_scored` up to `num_rows`. Collective.
+        """
+        copies = [None] * (0 if num_rows is None else num_rows - num_scored)
         own, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
         logs = {}
         for column in sorted({*gather_object(list(own))}):
             values = list(own.get(column, []))
             # One value for each completion, or none of them can be told apart.
-            logs[column] = gather_object(values if len(values) == num_rows else [None] * num_rows)
+            logs[column] = gather_object((values if len(values) == num_scored else [None] * num_scored) + copies)
         return logs
 
     def score_made_up(
