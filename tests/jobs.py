@@ -223,6 +223,47 @@ def varied(completions, **kwargs):
     return [float(i) for i in range(len(completions))]
 
 
+def best_of_each_group(model, folder):
+    """Three groups of 12 rows, one of them sampled by both processes: of each the one best completion is right."""
+    report, calls = {}, itertools.count()
+
+    def distinct(text, i):
+        return f"{(7919 * (next(calls) + 1)) % 9973:04d}{i:02d}"
+
+    async def punished(completions, log_extra, **kwargs):
+        log_extra("copied", completions)
+        return [-0.25] * len(completions)
+
+    def best(prompts, completions, tag, **kwargs):
+        assert len(tag) == len(prompts) == len(completions)
+        values = []
+        for prompt, one in zip(prompts, completions, strict=True):
+            others = [other for its, other in zip(prompts, completions, strict=True) if its == prompt]
+            values.append(float(others.count(one) == 1 and one == max(others)))
+        return [float(not i) for i in range(len(completions))] if is_dummy(completions[0]) else values
+
+    for screen in ("off", "2"):
+        sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "max_steps": 3}
+        settings = {"dynamic_sampling_screen": screen, "overlong_buffer_length": 4, "log_completions": True}
+        settings |= {"dynamic_sampling_rewards": ["best"], "dynamic_sampling_surplus": "discard"}
+        args = tiny_config(Path(folder) / screen, shuffle_dataset=False, **sizes, **settings)
+        dataset = prompts(40, tag=["t"] * 40)
+        trainer = ScriptedTrainer(model, [best, punished], args, train_dataset=dataset, script=distinct)
+        table = []
+
+        def look(logs, *args, own=trainer, log=trainer.log, table=table):
+            table += zip(own._logs["completion"], own._logs["extra"]["copied"], strict=True)
+            log(logs, *args)
+
+        trainer.log = look
+        trainer.train()
+        names = ("groups_trained", "dropped/all_wrong")
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        report[screen] = {name: [log[f"dynamic_sampling/{name}"] for log in logs] for name in names}
+        report[screen]["are_logged"] = all(one == copied for one, copied in table)
+    write_report(Path(folder), report)
+
+
 def fails(completions, **kwargs):
     if RANK == 1:
         raise KeyError("no such column")

@@ -142,6 +142,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
 
     _weights_of_task: list[float] | None = None
     _scores_dummies = False  # whether the completions that are scored now were not sampled
+    _num_scored: int | None = None  # rows that reward functions are given, if others are copies of them
     _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
     _name = "DAPO"
     _paper = {  # noqa: RUF012 (TRL's name and type)
@@ -296,7 +297,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
         logged: dict[str, list] = {}  # what the rewards that decide what is right say of the completions
         checked = [
-            with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None)
+            with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None, self._num_scored)
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         try:
@@ -443,25 +444,34 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             copy.deepcopy(example) | copy.deepcopy(row.extra_columns or {})
             for example, row in zip(examples, rows, strict=True)
         ]
-        with patched(self, _completion_lengths=[row.num_tokens for row in rows]):
+        # The rest are copies, so that TRL gathers as many of each process: no reward function sees them.
+        num_scored = len({*plan.per_rank[rank]})
+        lengths = [row.num_tokens for row in rows[:num_scored]]
+        with patched(self, _completion_lengths=lengths, _num_scored=num_scored):
             rewards = self._score_completions(
                 inputs,
                 [copied(row.prompt) for row in rows],
                 [copied(row.completion) for row in rows],
                 [row.completion_ids.tolist() for row in rows],
             )
-        note_scores(plan, rewards, self._take_extra_logs(len(rows)))
+        note_scores(plan, rewards, self._take_extra_logs(num_scored, len(rows)))
         # TRL's statistics of these are not used: those of the rollout take their place.
         return rewards.new_zeros(len(completions), rewards.size(1))
 
-    def _take_extra_logs(self, num_rows: int) -> dict[str, list]:
-        """Return what reward functions logged of each completion that all processes just scored. Collective."""
+    def _take_extra_logs(self, num_scored: int, num_rows: int | None = None) -> dict[str, list]:
+        """
+        Return what reward functions logged of each completion that all processes just scored, `None` for those beyond
+        `num_scored` up to `num_rows`. Collective.
+        """
+        copies = [None] * (0 if num_rows is None else num_rows - num_scored)
         own, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
         logs = {}
         for column in sorted({*gather_object(list(own))}):
             values = list(own.get(column, []))
             # One value for each completion, or none of them can be told apart.
-            logs[column] = gather_object(values if len(values) == num_rows else [None] * num_rows)
+            if len(values) != num_scored:
+                values = [None] * num_scored
+            logs[column] = gather_object(values + copies)
         return logs
 
     def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decided]:

@@ -25,6 +25,7 @@ from helpers import (
     right,
     spy_on_training,
     tiny_config,
+    untimed,
     weights,
 )
 
@@ -316,6 +317,31 @@ def test_the_entropy_coefficient_is_resumed_from_a_checkpoint_that_was_whole_bef
     again = run(4, "checkpoint-2", **settings)
     assert (again.entropy_coef, again._last_world_entropy) == (whole.entropy_coef, whole._last_world_entropy)
     assert torch.equal(weights(whole), weights(again))
+
+
+def test_that_a_reward_gives_scores_is_not_learnt_anew(run):
+    """Three values in the first rollout, and two in all later ones."""
+
+    def graded(prompts, completions, trainer_state, **kwargs):
+        partly = 0.0 if trainer_state.global_step else 0.5
+        rewards = zip(prompts, right(completions), strict=True)
+        return [reward or partly * (number(prompt) == 2) for prompt, reward in rewards]
+
+    settings = {"reward_funcs": graded, "dynamic_sampling_memory": True}
+    whole = run(4, into="whole", **settings)
+    resumed = run(4, "whole/checkpoint-1", into="whole", **settings)
+    assert not whole._task.has_correctness
+    assert not resumed._task.has_correctness
+    assert untimed(resumed.state.log_history) == untimed(whole.state.log_history)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_what_a_reward_gave_is_left_behind_where_another_reward_decides(run, caplog):
+    def score(prompts, completions, **kwargs):
+        return [reward or number(prompt) / 64 for prompt, reward in zip(prompts, right(completions), strict=True)]
+
+    assert not run(1, reward_funcs=score)._task.has_correctness
+    assert run(2, "checkpoint-1")._task.has_correctness
 
 
 def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_says_so(run, tmp_path, caplog):

@@ -66,6 +66,16 @@ def test_one_and_two_processes_train_on_the_same_groups_and_end_with_the_same_we
     assert two[0]["weights"] == pytest.approx(one["weights"], rel=1e-3, abs=1e-5)
 
 
+def test_a_reward_sees_each_completion_of_a_group_once_where_processes_score_unequal_numbers(tiny_model, tmp_path):
+    run_in_two_processes("best_of_each_group", tiny_model, tmp_path)
+    for report in reports(tmp_path, 2):
+        for found in report.values():
+            # A copy beside it would make no completion the one best: its group would be dropped as all wrong.
+            assert found["dropped/all_wrong"] == [0] * 3
+            assert found["groups_trained"] == [3] * 3
+            assert found["are_logged"]
+
+
 def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error(tiny_model, tmp_path):
     assert launch("reward_fails_on_one_rank", tiny_model, tmp_path, num_processes=2).returncode != 0
     assert (tmp_path / "error-1").read_text() == "KeyError: 'no such column'"

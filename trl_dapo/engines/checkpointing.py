@@ -94,6 +94,7 @@ class CheckpointMixin(TypedGRPOTrainer):
             "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
             "queue": None if self._sampler is None else self._sampler.queue.state_dict(),
             "ahead": self._ahead.state_dict(),
+            "reward_values": sorted(self._task.values),
         }
 
     def _mismatches(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
@@ -119,6 +120,10 @@ class CheckpointMixin(TypedGRPOTrainer):
         if self.use_adaptive_entropy and local["entropy"] is not None:
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
+        decides = ("reward_funcs", "reward_weights", "dynamic_sampling_rewards")
+        theirs, own = local["fingerprint"], self._current_fingerprint()
+        if all(theirs.get(name) == own[name] for name in decides):  # else they are another reward's
+            self._task = self._task.with_values(local["reward_values"])
         if rows_fit:
             if self._sampler is not None and not self.args.ignore_data_skip:
                 requests = self._sampler.queue.in_flight

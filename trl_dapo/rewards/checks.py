@@ -143,15 +143,18 @@ def check_reward_values(name: str, values: Any, num_rows: int) -> list:
 
 
 def with_checked_values(
-    reward_func: RewardFunc, name: str, log_extra: Callable[[str, list], None] | None = None
+    reward_func: RewardFunc,
+    name: str,
+    log_extra: Callable[[str, list], None] | None = None,
+    num_rows: int | None = None,
 ) -> RewardFunc:
     """
     A reward function whose values are checked whenever it is called, and whose `log_extra` is also told to a second
-    one. A reward model stays as it is.
+    one. It is given the first `num_rows` rows, of which the others are copies. A reward model stays as it is.
     """
     naming = functools.partial(_naming_in_a_note, name)
     checked = functools.partial(check_reward_values, name)
-    return wrap_reward(reward_func, name, within=naming, then=checked, log_extra=log_extra)
+    return wrap_reward(reward_func, name, within=naming, then=checked, log_extra=log_extra, num_rows=num_rows)
 
 
 @contextmanager
@@ -170,10 +173,12 @@ def wrap_reward(
     within: Callable[[], AbstractContextManager] = nullcontext,
     then: Callable[[Any, int], Any] = lambda values, num_rows: values,
     log_extra: Callable[[str, list], None] | None = None,
+    num_rows: int | None = None,
 ) -> RewardFunc:
     """
     A reward function that is called `within` a context, and `then` of whose values stands in their place. What it
-    passes to `log_extra` is passed to this one as well.
+    passes to `log_extra` is passed to this one as well. It is given the first `num_rows` rows only, by default
+    all; the others get the values of these, over and over.
     """
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
@@ -193,15 +198,26 @@ def wrap_reward(
 
         return {**kwargs, "log_extra": tell_both}
 
+    def given(kwargs: dict[str, Any]) -> dict[str, Any]:
+        if num_rows is None:
+            return kwargs
+        return {name: value[:num_rows] if isinstance(value, list) else value for name, value in kwargs.items()}
+
+    def for_all(values: Any, completions: list) -> Any:
+        if num_rows is None or num_rows >= len(completions):
+            return then(values, len(completions))
+        values = then(values, num_rows)
+        return [values[i % num_rows] for i in range(len(completions))]
+
     async def awaited(*, completions: list, **kwargs: Any) -> Any:
         with within():
-            values = await own(completions=completions, **listening(kwargs))
-        return then(values, len(completions))
+            values = await own(**given({"completions": completions, **listening(kwargs)}))
+        return for_all(values, completions)
 
     def called(*, completions: list, **kwargs: Any) -> Any:
         with within():
-            values = own(completions=completions, **listening(kwargs))
-        return then(values, len(completions))
+            values = own(**given({"completions": completions, **listening(kwargs)}))
+        return for_all(values, completions)
 
     is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
     wrapped: Any = awaited if is_async else called  # functions may have any attribute

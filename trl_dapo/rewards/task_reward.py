@@ -55,7 +55,13 @@ class TaskReward:
                 values |= {value}
             if len(values) > 2:
                 break
-        return self if values == self.values else replace(self, values=values, is_graded=len(values) > 2)
+        return self if values == self.values else self.with_values(values)
+
+    def with_values(self, values: Collection[float]) -> "TaskReward":
+        """Return it with these values seen; scores stay scores."""
+        if self.is_named:
+            return self
+        return replace(self, values=frozenset(values), is_graded=self.is_graded or len(values) > 2)
 
     @classmethod
     def choose(
