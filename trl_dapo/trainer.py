@@ -470,6 +470,11 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             values = list(own.get(column, []))
             # One value for each completion, or none of them can be told apart.
             if len(values) != num_scored:
+                if column in own:
+                    logger.warning_once(
+                        f"`log_extra` was given {len(values)} values of {column!r} for {num_scored} completions. The "
+                        "table of completions leaves them out: give one value for each completion, or `None`."
+                    )
                 values = [None] * num_scored
             logs[column] = gather_object(values + copies)
         return logs

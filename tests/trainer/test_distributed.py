@@ -81,7 +81,7 @@ def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error
     assert (tmp_path / "error-1").read_text() == "KeyError: 'no such column'"
     assert (tmp_path / "error-0").read_text() == (
         "RuntimeError: The reward functions failed on process 1: KeyError: 'no such column' (The reward function "
-        "'fails' raised this.)"
+        "'fails_on_sampled' raised this.)"
     )
 
 

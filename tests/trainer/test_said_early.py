@@ -140,13 +140,18 @@ def test_what_a_reward_function_logs_may_be_of_any_types(tiny_model, tmp_path, m
     assert {note and re.sub(" at 0x.*", "", note) for note in table["note"]} <= given
 
 
-def test_a_column_that_was_logged_for_some_completions_only_does_not_end_the_run(tiny_model, tmp_path, caplog):
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_column_that_was_logged_for_some_completions_only_does_not_end_the_run(
+    tiny_model, tmp_path, caplog, is_dynamic
+):
+    column = f"some_{is_dynamic}"  # a message is said once
+
     def logs(completions, log_extra, **kwargs):
-        log_extra("some", ["x"])
+        log_extra(column, ["x"])
         return right(completions)
 
-    settings = {"max_steps": 1, "log_completions": True, "use_dynamic_sampling": False}
+    settings = {"max_steps": 1, "log_completions": True, "use_dynamic_sampling": is_dynamic}
     make_trainer(tiny_model, tmp_path, reward_funcs=logs, **settings).train()
-    table = pq.read_table(tmp_path / "completions" / "completions_00001.parquet")
-    assert "some" not in table.column_names
-    assert "`log_extra` was given 1 values of 'some' for 16 completions" in caplog.text
+    table = pq.read_table(tmp_path / "completions" / "completions_00001.parquet").to_pydict()
+    assert not any(table.get(column, []))
+    assert f"`log_extra` was given 1 values of {column!r} for 16 completions" in caplog.text

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
 def num_missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float) -> int:
     """Return how many groups must still be accepted before the batch of `target` groups is full."""
-    # The share that is typed, 0.55, is the nearest to 55 / 100, but 0.55 x 100 is above 55.
+    # As a quotient: 0.55 is stored a little too large, so that 0.55 x 100 is above 55.
     if mode == "replace" and num_accepted / target >= min_replace_ratio:
         return 0
     return max(target - num_accepted, 0)

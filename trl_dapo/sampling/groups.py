@@ -3,11 +3,14 @@
 """A group: one prompt with its completions, from the draw to the gradient.
 
     DRAWN -> IN_FLIGHT -> PARTIAL -> IN_FLIGHT -> ACCEPTED -> TRAINED
-                  |                                   |
-                  +------------> DROPPED <------------+
+                 |           |           |           |
+                 +-----------+-----+-----+-----------+
+                                   v
+                                DROPPED
 
 A group that is requested whole goes from IN_FLIGHT to ACCEPTED or DROPPED at once. One of which only the first
-completions were requested becomes PARTIAL if these differ, and its rest is requested.
+completions were requested becomes PARTIAL if these differ, and its rest is requested. If a request is cancelled, its
+group goes back to DRAWN or PARTIAL. PARTIAL and ACCEPTED groups are dropped if no later rollout may train on them.
 """
 
 from collections.abc import Sequence
@@ -96,7 +99,7 @@ class PromptGroup:
     policy_steps: list[int] = field(default_factory=list)  # optimizer steps behind that policy
     ranks: list[int] = field(default_factory=list)  # the process that holds its row
     rows: dict[int, Row] = field(default_factory=dict)  # those that this process holds, by their index in the group
-    num_settled: int = 0  # completions on which it was decided; the others are of a round that is under way
+    num_settled: int = 0  # completions that a finished round decided on; the others are of a round that is under way
 
     @property
     def num_received(self) -> int:

@@ -66,7 +66,7 @@ class PromptStream:
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
-            # So many rows in a row hold a pass from its start to its end: none would ever be taken.
+            # So many consecutive rows hold one full pass: if all were skipped, none would ever be taken.
             may_skip = self._source.length is None or num_refused < 2 * self._source.length - 1
             if skip is not None and skip(name, may_skip):
                 self.num_skipped, num_refused = self.num_skipped + 1, num_refused + 1

@@ -120,7 +120,7 @@ class GroupQueue:
         """Note that these groups in flight are requested again, of the policy of this rollout."""
         for request in self.in_flight:
             if request.group.number in numbers:
-                # What had more than one rollout to come has as many again.
+                # A request that could wait more than one rollout may wait as long again.
                 is_lasting = request.expires_at > request.policy_rollout + 1
                 later = rollout - request.policy_rollout if is_lasting else 0
                 request.group.request = replace(

@@ -128,12 +128,12 @@ def plan_scoring(
     for group in to_move:
         share = min(shares, key=len)  # the first of the shortest
         share += [Completion(group, index) for index in range(group.num_generations)]
-    # TRL needs as many in every process: some are scored more than once.
+    # TRL gathers as many from every process: the others are copies, which no reward function is given.
     longest = max(map(len, shares))
     for share in shares:
-        copies = share or [Completion(to_move[0], index) for index in range(to_move[0].num_generations)]
+        copied = list(share) or [Completion(to_move[0], index) for index in range(to_move[0].num_generations)]
         while len(share) < longest:
-            share += copies[: longest - len(share)]
+            share += copied[: longest - len(share)]
     return ScoringPlan(shares, False)
 
 

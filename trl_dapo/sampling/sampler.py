@@ -171,11 +171,11 @@ class Sampler:
         if self.num_missing == 0 or self.has_given_up:
             return []
         acceptance, multiple_of = self.selection.round_size.acceptance, self.selection.multiple_of
-        whole = [request for request in in_flight if request.expires_at > request.policy_rollout + 1]
+        lasting = [request for request in in_flight if request.expires_at > request.policy_rollout + 1]
         num = self.selection.in_equal_groups(max(self.num_missing, acceptance.at_most(self.num_missing)))
-        num = int(min(num, self.num_left // self.num_generations, len(whole)))
-        if whole := whole[: num // multiple_of * multiple_of]:
-            return whole
+        num = int(min(num, self.num_left // self.num_generations, len(lasting)))
+        if needed := lasting[: num // multiple_of * multiple_of]:
+            return needed
         requests = self.selection.next_round(rollout.shortfall, self.num_left)
         requests = [replace(one, policy_rollout=rollout.number, policy_step=rollout.step) for one in requests]
         self.queue.send(requests)
@@ -258,7 +258,7 @@ class Sampler:
             new = self.target - num_carried
             requests = selection.next_round(new, self.max_completions) if new > 0 else []
         else:
-            num_whole = sum(request.is_first for request in queue.in_flight)
+            num_first_in_flight = sum(request.is_first for request in queue.in_flight)
             if self._is_open:  # what is partial by then is completed in the next one
                 wanted, partial = self.rollout.shortfall - share * len(queue.partial), []
             else:
@@ -269,7 +269,7 @@ class Sampler:
             left -= selection.most_for_equal_shares
             requests = rest_of(partial, max(math.ceil(wanted / share), 0), left)
             left -= sum(request.num_completions for request in requests)
-            num = selection.round_size.acceptance.at_most(wanted - share * len(requests)) - num_whole
+            num = selection.round_size.acceptance.at_most(wanted - share * len(requests)) - num_first_in_flight
             if num > 0 and left >= selection.multiple_of * self.num_generations:
                 enough = num * selection.round_size.predicted.rate
                 requests += selection.new_groups(selection.in_equal_groups(num), left, enough)
