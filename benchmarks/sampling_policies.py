@@ -235,6 +235,7 @@ class Ours:
             num_generations=trace.num_generations,
             carries=carries,
             policies=policies,
+            max_gen_batches=0.0,  # no limit: every batch is full, as those of the published figures are
         )
 
     def _sample(self, requests):

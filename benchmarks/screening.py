@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from trl_dapo.sampling.example_names import prompt_name
 from trl_dapo.sampling.prompt_memory import PromptMemory
 
 from .frame.tables import print_table, say
@@ -98,7 +99,7 @@ def evaluated(rate_N, k, seed, num_generations):
     """A memory that begins with an evaluation of k completions of each prompt; none of it for 0."""
     memory = PromptMemory(seed=seed, num_generations=num_generations)
     for i, num_correct in enumerate(np.random.default_rng([seed, 3]).binomial(k, rate_N)):
-        memory.update(str(i), num_correct.item(), k, step=0)
+        memory.update(prompt_name({"id": i}), num_correct.item(), k, step=0)
     memory.halve()
     return memory
 

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import __main__ as runner
-from benchmarks import drop_in, gpu, lora_sync
+from benchmarks import drop_in, gpu, lora_sync, sampling_policies, screening
 from benchmarks.frame import curves, runs
 from benchmarks.frame.runs import Job
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
@@ -88,3 +90,15 @@ def test_every_benchmark_of_the_results_is_a_study_and_each_has_a_line_in_the_li
     listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert runner.BENCHMARKS.keys() <= {name for name, _ in listed} == runner.read_studies().keys()
     assert all(what.endswith((".", "?")) for _, what in listed)
+
+
+def test_an_evaluation_before_the_first_pass_is_of_the_prompts_that_are_sampled():
+    rate_N = np.full(40, 0.5)
+    ((_, policy),) = screening.play(rate_N, "auto", 4, 1, memory=partial(screening.evaluated, rate_N, 8))
+    assert {group.name for group in policy.sampler.rollout.decided} <= screening.evaluated(rate_N, 8, 0, 16).prompts
+
+
+def test_ours_fills_every_batch_however_few_groups_are_accepted():
+    cost = sampling_policies.run(sampling_policies.POLICIES["ours"], sampling_policies.Trace(0.04, 500), 4, 5)
+    assert cost.shortfall == 0
+    assert cost.per_trained > 10  # the limit that a run has by default

@@ -2,11 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of a rollout's groups, by hand."""
 
+import gc
+import weakref
+
 import pytest
+from datasets import Dataset
 
 from trl_dapo.sampling.batch import fill_batch, num_missing
 from trl_dapo.sampling.groups import GenerationRequest, GroupState
+from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.queue import GroupQueue
+from trl_dapo.sampling.rounds import Completion, Round
+from trl_dapo.sampling.rows import dummy_row
+from trl_dapo.sampling.sampler import Sampler
 
 
 pytestmark = pytest.mark.fast
@@ -67,3 +76,29 @@ def test_what_is_missing_of_ten(mode, num_accepted, expected):
 def test_55_groups_of_100_are_a_share_of_055():
     assert 0.55 * 100 > 55
     assert num_missing("replace", 55, 100, 0.55) == 0
+
+
+def test_the_rows_of_what_trained_are_let_go_with_the_rollout_though_a_group_of_its_round_waits():
+    """A rollout of the paper's size has gigabytes of rows; nothing is left for the garbage collector to find later."""
+    stream = PromptStream(Dataset.from_dict({"prompt": list("abcd")}), seed=0)
+    sampler = Sampler(stream, target=1, num_generations=2, carries=True)
+    gc.disable()
+    try:
+        sampler.start_rollout()
+        requests = [GenerationRequest(sampler.queue.draw(name, {}, (0, i)), 2) for i, name in enumerate("ab")]
+        sampler.queue.send(requests)
+        completions = []
+        for request in requests:
+            request.group.receive(request, [0, 0])
+            request.group.rows = {index: dummy_row(0) for index in range(2)}
+            request.group.lengths, request.group.truncated = [1, 1], [False, False]
+            completions += [Completion(request.group, index) for index in range(2)]
+        sampler.add(Round(requests, completions))
+        sampler.decide(Decided([request.group for request in requests], [None, None], 0))
+        batch = sampler.finish_rollout()
+        rows = [weakref.ref(group.rows[0]) for group in (*batch.train, *batch.carried)]
+        del requests, completions, request, batch
+        sampler.start_rollout()
+        assert [row() is None for row in rows] == [True, False]
+    finally:
+        gc.enable()

@@ -119,6 +119,9 @@ class Sampler:
     def start_rollout(self, step: int = 0) -> None:
         """Begin a rollout with the policy after so many optimizer steps."""
         is_again = self._is_open  # after an interruption
+        for round_ in self.rollout.rounds:
+            for group in round_.groups:
+                group.round = None  # or a group that waits would keep the rows of all that was sampled with it
         self.rollout = self.next_rollout(step)
         self.num_rollouts = self.rollout.number + 1
         self._is_open = True
