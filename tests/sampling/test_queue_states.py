@@ -203,9 +203,11 @@ def configs_ahead(draw: st.DrawFn) -> Config:
     """Settings with rollouts ahead, on a stream of which later rows may have changed."""
     config = draw(configs())
     ahead = draw(st.sampled_from([1, 2, 2, 2]))
-    rates = tuple(draw(st.lists(st.sampled_from([0.1, 0.5, 1.0]), min_size=1, max_size=3)))
+    # Groups that are sampled for a low acceptance rate wait for as long as they may once it is high.
+    rates = draw(st.sampled_from([(0.1, 0.5, 1.0), (1.0,) * 3 + (0.5,) * 4, (1.0,) * 5 + (0.5,) * 5]))
     return replace(
         config,
+        drifts=len(rates) > 3,
         **{"mode": "filter", "carries": True, "ahead": ahead, "max_round_size": None, "batch_multiplier": None},
         max_gen_batches=draw(st.sampled_from([10.0, 3.0, 1.0])),
         screen=draw(st.sampled_from([None, config.screen])),
