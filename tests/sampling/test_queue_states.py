@@ -888,6 +888,13 @@ MISTAKES = {
         replace(AHEAD, num_generations=3, screen=2),
         [RolloutEvent(), RolloutEvent(), RolloutEvent(0), RolloutEvent()],
     ),
+    "some_answers_are_lost": (
+        Config(
+            **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "ahead": 2},
+            **{"num_prompts": 60, "is_iterable": True, "shuffles": False, "pass_rates": (0.1, 0.5, 1.0)},
+        ),
+        [*[RolloutEvent()] * 3, ResumeEvent(num_answered=1), RolloutEvent()],
+    ),
     "interrupted_between_two_decisions": (
         replace(AHEAD, target=4, num_generations=5, num_ranks=5, screen=2),
         [RolloutEvent(0, "decided"), RolloutEvent()],

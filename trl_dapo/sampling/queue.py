@@ -118,10 +118,12 @@ class GroupQueue:
 
     def renew(self, numbers: Collection[int], rollout: int, step: int) -> None:
         """Note that these groups in flight are requested again, of the policy of this rollout."""
+        # What is due together stays together, so that processes have equal shares of it.
+        answered = {request.expires_at for request in self.in_flight if request.group.number not in numbers}
         for request in self.in_flight:
             if request.group.number in numbers:
-                # What had more than one rollout to come has as many again.
-                is_lasting = request.expires_at > request.policy_rollout + 1
+                # What had more than one rollout to come has as many again, unless some of it is answered.
+                is_lasting = request.expires_at > request.policy_rollout + 1 and request.expires_at not in answered
                 later = rollout - request.policy_rollout if is_lasting else 0
                 request.group.request = replace(
                     request, policy_rollout=rollout, policy_step=step, expires_at=request.expires_at + later
