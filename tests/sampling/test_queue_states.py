@@ -203,9 +203,11 @@ def configs_ahead(draw: st.DrawFn) -> Config:
     """Settings with rollouts ahead, on a stream of which later rows may have changed."""
     config = draw(configs())
     ahead = draw(st.sampled_from([1, 2, 2, 2]))
-    rates = tuple(draw(st.lists(st.sampled_from([0.1, 0.5, 1.0]), min_size=1, max_size=3)))
+    # Groups that are sampled for a low acceptance rate wait for as long as they may once it is high.
+    rates = draw(st.sampled_from([(0.1, 0.5, 1.0), (1.0,) * 3 + (0.5,) * 4, (1.0,) * 5 + (0.5,) * 5]))
     return replace(
         config,
+        drifts=len(rates) > 3,
         **{"mode": "filter", "carries": True, "ahead": ahead, "max_round_size": None, "batch_multiplier": None},
         max_gen_batches=draw(st.sampled_from([10.0, 3.0, 1.0])),
         screen=draw(st.sampled_from([None, config.screen])),
@@ -888,6 +890,13 @@ MISTAKES = {
     "stale_after_an_interruption": (
         replace(AHEAD, num_generations=3, screen=2),
         [RolloutEvent(), RolloutEvent(), RolloutEvent(0), RolloutEvent()],
+    ),
+    "some_answers_are_lost": (
+        Config(
+            **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "ahead": 2},
+            **{"num_prompts": 60, "is_iterable": True, "shuffles": False, "pass_rates": (0.1, 0.5, 1.0)},
+        ),
+        [*[RolloutEvent()] * 3, ResumeEvent(num_answered=1), RolloutEvent()],
     ),
     "interrupted_between_two_decisions": (
         replace(AHEAD, target=4, num_generations=5, num_ranks=5, screen=2),

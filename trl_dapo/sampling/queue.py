@@ -116,12 +116,18 @@ class GroupQueue:
         """Take out all groups."""
         self._groups = {}
 
-    def renew(self, numbers: Collection[int], rollout: int, step: int) -> None:
-        """Note that these groups in flight are requested again, of the policy of this rollout."""
+    def renew(self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False) -> None:
+        """
+        Note that these groups in flight are requested again, of the policy of this rollout. With `keeps_together`,
+        those that are due with answered ones stay due with them, since processes share only all of them equally.
+        """
+        answered: set[int] = set()
+        if keeps_together:
+            answered = {request.expires_at for request in self.in_flight if request.group.number not in numbers}
         for request in self.in_flight:
             if request.group.number in numbers:
                 # A request that could wait more than one rollout may wait as long again.
-                is_lasting = request.expires_at > request.policy_rollout + 1
+                is_lasting = request.expires_at > request.policy_rollout + 1 and request.expires_at not in answered
                 later = rollout - request.policy_rollout if is_lasting else 0
                 request.group.request = replace(
                     request, policy_rollout=rollout, policy_step=step, expires_at=request.expires_at + later

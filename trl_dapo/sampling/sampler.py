@@ -132,7 +132,8 @@ class Sampler:
             # Some groups of the round may have been decided on, and the others are no equal shares.
             self.queue.cancel_requests()
         else:
-            self.queue.renew(self.unanswered, self.rollout.number, step)
+            keeps_together = self.selection.multiple_of > 1
+            self.queue.renew(self.unanswered, self.rollout.number, step, keeps_together=keeps_together)
         self.unanswered = set()
 
     def next_rollout(self, step: int = 0) -> Rollout:
