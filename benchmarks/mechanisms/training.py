@@ -131,33 +131,26 @@ class PenaltiesCount(Watched):
         super().__init__(*args, **kwargs)
         self.penalised = []  # rows and rewards of this rollout's dropped groups whose penalties differ
 
-    def _judge_groups(self, sampler, round_):
-        reasons, counts = super()._judge_groups(sampler, round_)
-        G = self.num_generations
-        for i, reason in enumerate(reasons):
-            rewards = round_.rewards_BF[i * G : (i + 1) * G]
-            total = rewards.nansum(dim=1)
-            if reason is not None and total.max() - total.min() > 1e-6:
-                self.penalised.append((round_.rows.take(range(i * G, (i + 1) * G)), rewards))
-        return reasons, counts
+    def _filter_groups(self, sampler, round_, step):
+        for decided in super()._filter_groups(sampler, round_, step):
+            for group, reason in zip(decided.groups, decided.reasons, strict=True):
+                total = group.rewards.nansum(dim=1)
+                if reason is not None and total.max() - total.min() > 1e-6:
+                    self.penalised.append(([group.rows[i] for i in range(group.num_received)], group.rewards))
+            yield decided
 
-    def _train_on(self, sampler, batch):
+    def _build_training_batch(self, sampler, batch):
         penalised, self.penalised = self.penalised, []
         if not penalised or not batch.train:
-            return super()._train_on(sampler, batch)
-        rows, rewards = penalised[0][0], torch.cat([rewards for _, rewards in penalised])
-        for others, _ in penalised[1:]:
-            rows.extend(others)
-        inputs = [{"prompt": prompt, "environment": None} for prompt in rows.prompts]
+            return super()._build_training_batch(sampler, batch)
+        rows = [row for of_group, _ in penalised for row in of_group]
+        rewards = torch.cat([rewards for _, rewards in penalised])
+        inputs = [{"prompt": row.prompt, "environment": None} for row in rows]
         with self._replaying(rows, rewards):
             added = GRPOTrainer._generate_and_score_completions(self, inputs)
         added["is_filler"] = torch.zeros(len(rows), dtype=torch.bool)
-        rollouts = super()._train_on(sampler, batch)
-        accepted = [self._sampler.rollout.rounds[number].rewards_BF for number, _ in batch.train]
-        places = [slice(i * self.num_generations, (i + 1) * self.num_generations) for _, i in batch.train]
-        spread = statistics.mean(
-            rewards_BF[place].nansum(dim=1).std().item() for rewards_BF, place in zip(accepted, places, strict=True)
-        )
+        rollouts = super()._build_training_batch(sampler, batch)
+        spread = statistics.mean(group.rewards.nansum(dim=1).std().item() for group in batch.train)
         total_NG = rewards.nansum(dim=1).view(-1, self.num_generations)
         added["advantages"] = ((total_NG - total_NG.mean(dim=1, keepdim=True)) / spread).flatten()
         joined = join_rows([rollouts, added], self._tokenizer.pad_token_id)

@@ -245,14 +245,13 @@ def two_ahead_and_resumed(model, folder, settings):
     for resume in (None, True):
         trainer = make_trainer(model, folder, **saves, **json.loads(settings))
         errors = errors_of_old_logps(trainer, model, TEMPERATURE, snapshots)
-        train_on = trainer._train_on
+        build = trainer._build_training_batch
 
-        def noting(sampler, batch, train_on=train_on):
-            groups = [(sampler.rollout.round_of(group), group.index) for group in batch.train]
-            trained.extend(number(round_.rows.prompts[round_.local_rows(i)[1][0]]) for round_, i in groups)
-            return train_on(sampler, batch)
+        def noting(sampler, batch, build=build):
+            trained.extend(number(group.rows[0].prompt) for group in batch.train)
+            return build(sampler, batch)
 
-        trainer._train_on = noting
+        trainer._build_training_batch = noting
         if resume is None:
             trainer.add_callback(StopOnSave())
         with contextlib.suppress(KeyboardInterrupt):
