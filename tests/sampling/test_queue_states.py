@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random runs on one to eight simulated processes: what must be true of groups and their rows, whatever happens.
 
-A run is a list of events: rollouts, rollouts that fail in the middle, checkpoints, and resumes that may find other data
-or settings. Each process has a sampler of its own, and the functions that exchange rows are the real ones. Only what
-carries the bytes is simulated.
+A run is a list of events: rollouts, rollouts that fail in the middle, checkpoints, and resumes that may find other
+data or settings. Each process has a sampler of its own, and the functions that exchange rows are the real ones. Only
+what carries the bytes is simulated.
 
 `QUEUE_SEQUENCES=10000` runs as many sequences instead of a few hundred, `QUEUE_SEED=1` other ones, and
 `QUEUE_SHRINK=0` does not look for the shortest sequence that fails.
@@ -249,8 +249,8 @@ def new_sampler(config: Config, content: str) -> Sampler:
 # ---- Processes that exchange bytes ----
 
 
-class _Posted(Exception):  # noqa: N818 (no error: what a process sends, before the others have sent theirs)
-    """What one process gives to a collective call."""
+class _Posted(Exception):
+    """What one process gives to a collective call, before the others have given theirs. It is no error."""
 
 
 class Network:
@@ -266,16 +266,18 @@ class Network:
         """Return what the function returns on each process."""
         results, sent = [], []
         self._sent = None
-        for self._rank in range(self.num_ranks):
+        for rank in range(self.num_ranks):
+            self._rank = rank
             try:
-                results.append(function(self._rank))
+                results.append(function(rank))
             except _Posted as posted:
                 sent.append(posted.args[0])
         assert len(sent) in (0, self.num_ranks), f"{what}: some processes wait for others, which do not wait"
         if sent:
             self._sent = sent
-            for self._rank in range(self.num_ranks):
-                results.append(function(self._rank))
+            for rank in range(self.num_ranks):
+                self._rank = rank
+                results.append(function(rank))
         return results
 
     def rank_and_world_size(self) -> tuple[int, int]:
@@ -305,7 +307,7 @@ class Network:
 # ---- A run ----
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(Exception):
     """What stops a rollout in the middle."""
 
 
@@ -406,7 +408,8 @@ class Run:
         assert len({*numbers}) == len(numbers), "A group is requested twice in a round."
         for request in requests[0]:
             group = request.group
-            assert group.state is GroupState.IN_FLIGHT and group.request is request
+            assert group.state is GroupState.IN_FLIGHT
+            assert group.request is request
             assert 0 < request.num_completions <= group.num_missing, "A request is empty, or for more than is missing."
             assert request.num_completions > 1 or not request.is_first, "One completion has nothing to differ from."
             assert request.is_first or request.num_completions == group.num_missing, "The rest of a group is whole."
@@ -476,9 +479,7 @@ class Run:
             plan_scoring(own, sampled, num_ranks, moves=moves)
             for own, sampled in zip(requests, completions, strict=True)
         ]
-        as_numbers = [
-            [[(group.number, index) for group, index in share] for share in plan.per_rank] for plan in plans
-        ]
+        as_numbers = [[[(group.number, index) for group, index in share] for share in plan.per_rank] for plan in plans]
         assert all(plan == as_numbers[0] for plan in as_numbers), "Processes plan differently."
         self._check_plan(requests[0], completions[0], plans[0])
 
@@ -507,9 +508,7 @@ class Run:
                 if group.is_whole and moves:
                     assert len({*group.rewards[:, 1].tolist()}) == 1, "A whole group was scored by several processes."
 
-    def _check_plan(
-        self, requests: list[GenerationRequest], completions: list[Completion], plan: ScoringPlan
-    ) -> None:
+    def _check_plan(self, requests: list[GenerationRequest], completions: list[Completion], plan: ScoringPlan) -> None:
         sizes = {len(share) for share in plan.per_rank}
         assert len(sizes) == 1, "Processes score different numbers of completions."
         planned = [{(group.number, index) for group, index in share} for share in plan.per_rank]
@@ -520,7 +519,7 @@ class Run:
                 whole = {(group.number, index) for index in range(group.num_generations)}
                 assert any(whole <= share for share in planned), "No process scores a whole group in one call."
         if plan.is_in_place:
-            assert sum(plan.per_rank, []) == completions
+            assert [completion for share in plan.per_rank for completion in share] == completions
 
     def _check_budget(self, requests: list[GenerationRequest]) -> None:
         rollout = self.first.rollout
@@ -603,7 +602,8 @@ class Run:
             assert len(batch.train) == config.target, "A batch that is said to be full is not."
         for group in trained:
             self._note_left(group)
-            assert group.state is GroupState.TRAINED and group.is_whole, "A group trains that is not whole."
+            assert group.state is GroupState.TRAINED
+            assert group.is_whole, "A group trains that is not whole."
             assert group.drop_reason is None
             assert group.staleness(sampler.rollout.number) <= MAX_STALENESS, "A group is too stale to train."
             for index in range(group.num_received):
@@ -647,7 +647,7 @@ class Run:
         assert [int(row.prompt_ids[0]) for row in rows] == expected, "A batch has other rows, or in another order."
         for i, row in enumerate(rows):
             assert {*row.completion_ids.tolist()} == {expected[i]}
-            assert (len(row.completion_ids) > 1) == (i < num_train), "Rows that train are whole, those that fill short."
+            assert (len(row.completion_ids) > 1) == (i < num_train), "Rows that train are whole, others short."
 
     # ---- Checkpoints ----
 
@@ -742,7 +742,8 @@ class Run:
             assert num_lost == sum(bool(group["ranks"]) for group in gone), "Lost groups are not counted."
             is_gone = any(group["request"] is not None for group in gone)
             if is_gone or event.ignores_data_skip:  # then all prompts in flight are drawn again
-                assert not self.first.queue.in_flight and not self.first.queue.drawn
+                assert not self.first.queue.in_flight
+                assert not self.first.queue.drawn
                 assert is_same_data or event.ignores_data_skip or self.first.passes == checkpoint.passes
             book.outcomes |= {group["number"]: "lost" for group in gone}
         if is_same_data and not event.ignores_data_skip:  # the prompts that were in flight are drawn again
@@ -788,7 +789,7 @@ class Run:
         """What must be true between two rollouts."""
         self.check_agreement()
         queue, config = self.first.queue, self.config
-        waiting = {number: group for number, group in queue._groups.items()}
+        waiting = dict(queue._groups)
         assert list(waiting) == sorted(waiting), "The queue is not in the order of the draw."
         for number in range(self.book.first_number, queue.num_drawn):
             places = (number in waiting) + (number in self.book.outcomes)
