@@ -574,6 +574,8 @@ class Run:
         for sampler in self.samplers:
             sampler.request_ahead(event.num_left)
         self.note_drawn()
+        num_in_flight = sum(request.num_completions for request in self.first.queue.in_flight)
+        assert num_in_flight <= self.first.max_completions, "More is in flight than one rollout may take in."
         for request in self.first.queue.in_flight:
             self.book.submitted.setdefault(request.group.number, self.book.version)
         self.trace.append([describe_request(request) for request in self.first.queue.in_flight])
@@ -875,8 +877,16 @@ def test_what_is_requested_ahead_trains_in_time_whatever_happens(config, events)
 
 SCREENED = Config(target=1, num_generations=3, num_ranks=1, screen=2, pass_rates=(0.5,), shuffles=False)
 AHEAD = Config(target=1, num_generations=2, num_ranks=1, carries=True, ahead=1, pass_rates=(0.5,), shuffles=False)
-# The shortest sequences of events that went wrong once.
-MISTAKES = {
+# The shortest sequences of events that went wrong once, and a long one in which groups wait as long as they may.
+RUNS = {
+    "acceptance_jumps": (
+        replace(
+            AHEAD,
+            **{"target": 2, "num_generations": 6, "num_ranks": 2, "ahead": 2, "num_prompts": 60},
+            **{"pass_rates": (1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5), "drifts": True, "max_gen_batches": 3.0},
+        ),
+        [RolloutEvent()] * 14,
+    ),
     "rest_of_a_group_in_an_environment": (replace(SCREENED, moves=False), [RolloutEvent()]),
     "resume_without_its_queue": (AHEAD, [RolloutEvent(), ResumeEvent(into_used=True, has_queue=False)]),
     "rewards_that_raise": (replace(AHEAD, carries=False, ahead=0), [RolloutEvent(0, "received"), RolloutEvent()]),
@@ -903,6 +913,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("config", "events"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_what_went_wrong_once(config, events):
+@pytest.mark.parametrize(("config", "events"), RUNS.values(), ids=RUNS.keys())
+def test_runs_that_are_worth_repeating(config, events):
     play(config, events)
