@@ -146,6 +146,17 @@ def test_auto_needs_to_know_what_is_right(tiny_model, tmp_path):
 CARRIED = {"dynamic_sampling_surplus": "carry", "max_steps": 3, "learning_rate": 1e-2}
 
 
+def one_right_and_equal_wrongs():
+    """As `first_is_right_unless_multiple_of_3`, with one text for all wrong completions of a prompt."""
+    seen = Counter()
+
+    def script(text, i):
+        seen[text] += 1
+        return "right" if number(text) % 3 and seen[text] == 1 else "wrong"
+
+    return script
+
+
 def advantages_of(seen):
     """The advantages of each completion of each prompt: one, if equal completions of a group have equal ones."""
     found = defaultdict(set)
@@ -158,9 +169,9 @@ def test_a_reward_of_the_step_gives_equal_completions_of_a_group_equal_advantage
     """A group of which the first completions wait over an optimizer step."""
 
     def grows(completions, trainer_state, **kwargs):
-        return [float("right" in completion) * (1 + trainer_state.global_step) for completion in completions]
+        return [float("right" in completion) + 10 * trainer_state.global_step for completion in completions]
 
-    trainer = make(tiny_model, tmp_path, reward=grows, **CARRIED)
+    trainer = make(tiny_model, tmp_path, reward=grows, script=one_right_and_equal_wrongs(), **CARRIED)
     seen = spy_on_training(trainer)
     trainer.train()
     assert all(len(advantages) == 1 for advantages in advantages_of(seen).values())
@@ -208,7 +219,8 @@ def test_a_reward_that_draws_at_random_is_drawn_once_for_all_completions_of_a_gr
         value = {text: dice.random() for text in sorted(set(completions))}
         return [value[text] for text in completions]
 
-    trainer = make(tiny_model, tmp_path, reward=drawn, **CARRIED | {"dynamic_sampling_memory": False})
+    settings = CARRIED | {"dynamic_sampling_memory": False}
+    trainer = make(tiny_model, tmp_path, reward=drawn, script=one_right_and_equal_wrongs(), **settings)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {completion for _, completion in advantages_of(seen)} > {"right"}
