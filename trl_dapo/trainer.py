@@ -471,10 +471,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             # One value for each completion, or none of them can be told apart.
             if len(values) != num_scored:
                 if column in own:
-                    logger.warning_once(
-                        f"`log_extra` was given {len(values)} values of {column!r} for {num_scored} completions. The "
-                        "table of completions leaves them out: give one value for each completion, or `None`."
-                    )
+                    _warn_of_column(column, len(values), num_scored)
                 values = [None] * num_scored
             logs[column] = gather_object(values + copies)
         return logs
@@ -515,11 +512,8 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
 
     def _build_training_batch(self, sampler: Sampler, batch: Batch) -> dict:
         """Return TRL's rollout batch of the groups that train and those that fill it, as if just sampled together."""
-        groups, num_train, G = (
-            [*batch.train, *batch.fill],
-            len(batch.train) * self.num_generations,
-            self.num_generations,
-        )
+        groups, G = [*batch.train, *batch.fill], self.num_generations
+        num_train = len(batch.train) * G
         device, number = self.accelerator.device, sampler.rollout.number
         rows = rows_of_batch(batch.train, batch.fill, G, device)
         given = torch.stack(in_batch(lambda group: group.rewards, groups, G))
@@ -567,10 +561,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             for column, values in list(extra.items()):
                 if (num_rows := len(self._logs["prompt"])) != len(values):
                     del extra[column]
-                    logger.warning_once(
-                        f"`log_extra` was given {len(values)} values of {column!r} for {num_rows} completions. The "
-                        "table of completions leaves them out: give one value for each completion, or `None`."
-                    )
+                    _warn_of_column(column, len(values), num_rows)
                 else:
                     extra[column] = deque(storable(values), values.maxlen)
         note_rollouts(metrics)
@@ -614,3 +605,11 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
 def _logged(name: str, group: PromptGroup) -> Sequence:
     """What reward functions logged of each completion of a group in one column."""
     return group.extra_logs.get(name, [None] * group.num_received)
+
+
+def _warn_of_column(column: str, num_values: int, num_completions: int) -> None:
+    """Say that a column of the table of completions is left out, as nobody knows which completion has which value."""
+    logger.warning_once(
+        f"`log_extra` was given {num_values} values of {column!r} for {num_completions} completions. The table of "
+        "completions leaves them out: give one value for each completion, or `None`."
+    )
