@@ -219,7 +219,7 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         self._open_engine(self.stopwatch)
         self.preflight = Preflight(
             args,
-            examples=None if samples_elsewhere else lambda: construction.some_examples(self.train_dataset, kept),
+            examples=None if samples_elsewhere else lambda: construction.first_examples(self.train_dataset, kept),
             score=self.score_dummy,
             reward_names=self.reward_func_names,
             tokenizer=self._tokenizer,
