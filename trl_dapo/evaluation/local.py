@@ -146,18 +146,22 @@ def generate_with_transformers(
         )
     eos_ids = _end_token_ids(model.generation_config, tokenizer)
     pad_id = next(iter(eos_ids), 0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    how: dict[str, Any] = {}
+    random_sampling: dict[str, Any] = {}
     if sampling.temperature > 0:
-        how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")}
-        how["min_p"] = sampling.min_p or None
+        random_sampling = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p or None,
+        }
     # As in training: what is not set here, such as tokens to suppress, `generate` takes from the model's own.
     generation_config = GenerationConfig(
         max_new_tokens=sampling.max_completion_length,
-        do_sample=bool(how),
+        do_sample=bool(random_sampling),
         eos_token_id=eos_ids,
         pad_token_id=pad_id,
         repetition_penalty=1.0,
-        **how,
+        **random_sampling,
     )
     for start in range(0, len(jobs), batch_size):
         batch, rows = jobs[start : start + batch_size], prompt_ids[start : start + batch_size]

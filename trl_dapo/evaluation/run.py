@@ -388,16 +388,16 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
                     f"`{name}={selection[name]!r}` has no effect: `{dataset}` is a file, which has neither splits nor "
                     "configurations. Leave it out."
                 )
-        how = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
+        reading = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
         # Another scorer reads the completions that are there, whatever it would have asked for.
         if style is None:
             style = _style_in(journal)
         # Rows that are taken as they are cannot be bad: `on_bad_rows` asks for another reading of them.
         if style is _UNKNOWN or (style is None and selection["on_bad_rows"] != "error"):
             reward_funcs = [scorer] if is_reward_function(scorer) else []
-            style = choose_prompt_style(dataset, reward_funcs=reward_funcs, **how)
+            style = choose_prompt_style(dataset, reward_funcs=reward_funcs, **reading)
         selection["prompt_style"] = style
-        rows = load_prompts(dataset, style, **how, offset=selection["offset"], limit=selection["limit"])
+        rows = load_prompts(dataset, style, **reading, offset=selection["offset"], limit=selection["limit"])
     else:
         from ..data import plain_rows
 
