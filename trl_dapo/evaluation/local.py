@@ -21,7 +21,7 @@ from transformers import (
 
 from ..sampling.example_names import digest
 from ..update.patching import training_mode
-from .jobs import Completion, Job, OnCompletion, Sampling
+from .jobs import GeneratedCompletion, Job, OnCompletion, SamplingSettings
 
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _end_token_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase)
 
 def generate_with_transformers(
     jobs: list[Job],
-    sampling: Sampling,
+    sampling: SamplingSettings,
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike | PreTrainedModel,
@@ -188,11 +188,11 @@ def generate_with_transformers(
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
             text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
-            completions.append(Completion(text, len(ids), end is None, ids))
+            completions.append(GeneratedCompletion(text, len(ids), end is None, ids))
         _hand_over(batch, completions, on_completion)
 
 
-def _hand_over(jobs: list[Job], completions: list[Completion], on_completion: OnCompletion) -> None:
+def _hand_over(jobs: list[Job], completions: list[GeneratedCompletion], on_completion: OnCompletion) -> None:
     """Hands over all of these completions, and raises only then what the first that failed has raised."""
     failures = []
     for job, completion in zip(jobs, completions, strict=True):
@@ -251,7 +251,7 @@ def check_vllm(model: str | os.PathLike) -> None:
 
 def generate_with_vllm(
     jobs: list[Job],
-    sampling: Sampling,
+    sampling: SamplingSettings,
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike,
@@ -291,7 +291,7 @@ def generate_with_vllm(
             for output in finished:
                 answer = output.outputs[0]
                 ids = list(answer.token_ids)
-                completions.append(Completion(answer.text, len(ids), answer.finish_reason == "length", ids))
+                completions.append(GeneratedCompletion(answer.text, len(ids), answer.finish_reason == "length", ids))
             _hand_over([jobs[int(output.request_id)] for output in finished], completions, on_completion)
     finally:
         # Its processes would keep the memory that the next model needs, and may keep this process from ending.

@@ -76,10 +76,10 @@ def fingerprint(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
     if not args.use_dynamic_sampling:
         idle += ("dynamic_sampling_",)
     rule = {name: getattr(args, name) for name in RESUME_FINGERPRINT if not name.startswith(idle)}
-    return without_secrets(json.loads(json.dumps(rule | others, default=_name_of)))
+    return without_secrets(json.loads(json.dumps(rule | others, default=_qualified_name)))
 
 
-def _name_of(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
     """A function's or a class's name, or that of an object's class; an address would differ in the next run."""
     named = getattr(value, "func", value)  # of a `functools.partial`
     return getattr(named, "__qualname__", type(named).__qualname__)
