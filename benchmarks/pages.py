@@ -39,7 +39,7 @@ METHODS = {
     "ours, carry": "... with carry",
     "ours, carry, memory": "... with carry and memory",
     "ours, screened": "`DAPOTrainer`, three completions first",
-    "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="auto"`',
+    "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
     "ours, carry, memory, screened": "... with carry and memory, three first",
     "ours, carry, memory, auto": "... with carry, memory and `auto`",
     "ours, carry, server": "... with carry, beside a stand-in for a server",

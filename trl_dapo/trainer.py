@@ -363,6 +363,8 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
             return rollouts
         assert self._ledger is not None
         sampler.start_rollout(step)
+        for message in sampler.selection.take_messages():
+            self.accelerator.print(wrapped_for(sys.stdout, message))
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
             self._submit_ahead(sampler)

@@ -449,7 +449,6 @@ def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
     [
         ({}, False),
         ({"screen": 4}, False),
-        ({"screen": "auto"}, True),
         ({"screen": "on"}, True),
         ({"memory": PromptMemory()}, True),
     ],
@@ -459,7 +458,7 @@ def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_han
 
 
 def test_without_its_screen_a_sampler_counts_as_one_that_never_had_it():
-    sampler = new(4, num_generations=4, screen="auto", carries=True)
+    sampler = new(4, num_generations=4, screen="on", carries=True)
     assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (True, True)
     sampler.selection.policies.clear()  # as the preflight leaves it out
     assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (False, False)
@@ -592,7 +591,7 @@ def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume
     assert again.selection.round_size.share_completed == sampler.selection.round_size.share_completed
 
 
-@pytest.mark.parametrize(("screen", "new"), [("auto", [8]), ("on", [8]), (3, [3] * 4)])
+@pytest.mark.parametrize(("screen", "new"), [("on", [8]), (3, [3] * 4)])
 def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
     """Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: eight of one prompt, or 3 of four."""
     sampler = make(8, num_generations=16, screen=screen, max_round_size=4, carries=True)
@@ -615,9 +614,9 @@ def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
     assert new(10, num_generations=10, max_gen_batches=1.15).num_left == 115  # not 1.15 x 100 = 114.99999999999999
 
 
-KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
+KINDS = [{}, {"screen": 3}, {"screen": "on"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
 KINDS += [
-    {"target": 1, "screen": "auto"},
+    {"target": 1, "screen": "on"},
     {"num_ranks": 32},
     {"screen": 3, "num_ranks": 16},
 ]
@@ -641,7 +640,7 @@ def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, opt
             screened_round(sampler, requests, [rng.random() < 0.3 for _ in requests])
         assert left < least + for_equal_shares or not sampler.rollout.shortfall
         sampler.finish_rollout()
-    if options == {"screen": "auto"}:
+    if options == {"screen": "on"}:
         for _ in range(100):
             population_of(sampler).update(4, 8)
         sampler.start_rollout()
@@ -662,7 +661,7 @@ def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
         def expected_acceptance(self, prompt_id, num_generations):
             return 0.99
 
-    sampler = make(8, num_generations=16, screen="auto", carries=True, memory=Knows())
+    sampler = make(8, num_generations=16, screen="on", carries=True, memory=Knows())
     for _ in range(100):
         population_of(sampler).update(0, 16)
     learn(sampler, 99, 100)
@@ -1037,7 +1036,7 @@ def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fi
 @pytest.mark.parametrize(
     ("num_generations", "num_ranks", "target"), [(8, 8, 2), (8, 3, 3), (16, 8, 1), (8, 8, 4), (4, 4, 4)]
 )
-@pytest.mark.parametrize("screen", ["auto", 2])
+@pytest.mark.parametrize("screen", ["on", 2])
 def test_near_the_limit_the_share_that_makes_ranks_equal_is_no_reason_to_sample_little(
     limit, num_generations, num_ranks, target, screen
 ):

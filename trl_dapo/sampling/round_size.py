@@ -51,6 +51,11 @@ class AcceptanceRate:
         """Of the next round, strictly between 0 and 1; 0.5 before any evidence."""
         return self._fit()[0]
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the estimate."""
+        return math.sqrt(self._fit()[1])
+
     def _fit(self) -> tuple[float, float]:
         """Value at age 0 of the fitted line, and its variance, without the noise of the round to come."""
         # Two groups, one of them accepted, stand for the uniform prior.

@@ -125,8 +125,7 @@ class Sampler:
         self.rollout = self.next_rollout(step)
         self.num_rollouts = self.rollout.number + 1
         self._is_open = True
-        for policy in self.selection.policies:
-            policy.start_rollout()
+        self.selection.start_rollout()
         self.queue.forget_unsettled()
         if is_again or not self.ahead:
             # Some groups of the round may have been decided on, and the others are no equal shares.
@@ -295,7 +294,8 @@ class Sampler:
     @property
     def skipped(self) -> list[float]:
         """Of each prompt that was passed over since the rollout began, the pass rate that was expected."""
-        return [rate for policy in self.selection.policies for rate in policy.skipped]
+        skipped = [pass_rate for policy in self.selection.policies for pass_rate in policy.skipped]
+        return [correct / (correct + wrong) for correct, wrong in skipped]
 
     def new_passes_without_group(self) -> int:
         """Return whole passes since a group was last accepted, if there is something new to say of them, else 0."""
@@ -317,6 +317,7 @@ class Sampler:
             "stream": stream,
             "stream_before_requests": stream | {"num_passes": num_passes, "position": position},
             "round_size": self.selection.round_size.state_dict(),
+            # What each policy knows, by its class.
             "policies": {type(policy).__name__: policy.state_dict() for policy in self.selection.policies},
             "num_rollouts": self.num_rollouts,
             "sources": self.sources,

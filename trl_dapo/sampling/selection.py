@@ -16,7 +16,7 @@ from .groups import GenerationRequest, PromptGroup, num_completions_of
 from .policies import Decided, SelectionPolicy, largest_first
 from .prompts import PromptStream
 from .queue import GroupQueue
-from .round_size import RoundSize
+from .round_size import AcceptanceRate, RoundSize
 
 
 Policy = TypeVar("Policy", bound=SelectionPolicy)
@@ -73,6 +73,31 @@ class Selection:
 
     # ---- What the policies say ----
 
+    @property
+    def active(self) -> list[SelectionPolicy]:
+        """The policies that are on and have a say."""
+        return [policy for policy in self.policies if policy.is_on]
+
+    def start_rollout(self) -> None:
+        """Let policies note that a rollout begins, and be switched on or off."""
+        before = self.active
+        for policy in self.policies:
+            policy.start_rollout()
+        if self.active != before:
+            # What other policies predicted says nothing of what these will.
+            self.round_size.predicted = AcceptanceRate()
+            self.predict_the_past()
+
+    def remove(self, policy: SelectionPolicy) -> None:
+        """Go on without a policy."""
+        self.policies.remove(policy)
+        for other in self.policies:
+            other.leave_out(policy)
+
+    def take_messages(self) -> list[str]:
+        """Return what a user should be told of the policies, once."""
+        return [message for policy in self.policies for message in policy.take_messages()]
+
     def find(self, kind: type[Policy]) -> Policy | None:
         """Return the policy of a kind, if the run has one."""
         return next((policy for policy in self.policies if isinstance(policy, kind)), None)
@@ -85,16 +110,16 @@ class Selection:
     @property
     def splits_groups(self) -> bool:
         """Whether a policy may request only the first completions of a group."""
-        return any(policy.splits_groups for policy in self.policies)
+        return any(policy.splits_groups for policy in self.active)
 
     def num_first(self, name: str | None) -> int:
         """Return how many completions of a prompt to request first."""
-        nums = [policy.num_first(name, self.num_generations) for policy in self.policies]
+        nums = [policy.num_first(name, self.num_generations) for policy in self.active]
         return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
         """Return the probability that so many completions of a prompt differ, or `None` if no policy can tell."""
-        predicted = (policy.predicted_acceptance(name, num_completions) for policy in self.policies)
+        predicted = (policy.predicted_acceptance(name, num_completions) for policy in self.active)
         return next((one for one in predicted if one is not None), None)
 
     def observe(self, decided: Decided) -> None:
@@ -241,7 +266,7 @@ class _Draw:
     def take(self, num: int) -> list[GenerationRequest]:
         """Return requests for the next `num` prompts, or for fewer that are enough."""
         selection, num_generations = self._selection, self._selection.num_generations
-        splitting = [policy for policy in selection.policies if policy.splits_groups and not self.takes_whole_groups]
+        splitting = [policy for policy in selection.active if policy.splits_groups and not self.takes_whole_groups]
         few = min((policy.most_first(num_generations) for policy in splitting), default=largest_first(num_generations))
         nums: list[int] = []
         predicted, predicted_of_few = 0.0, 0.0
@@ -274,7 +299,7 @@ class _Draw:
         return [GenerationRequest(group, first) for group, first in zip(groups, nums, strict=True)]
 
     def _from_stream(self, num: int, is_enough: Callable[[str], bool]) -> list[PromptGroup]:
-        policies, stream = self._selection.policies, self._selection.stream
+        policies, stream = self._selection.active, self._selection.stream
 
         def skips(name: str, may_skip: bool) -> bool:
             answers = [policy.skips(name, may_skip) for policy in policies]  # all are asked, as each may count
