@@ -246,7 +246,7 @@ def best_of_eight(completions, **kwargs):
 def test_a_function_that_cannot_score_a_part_of_a_group_is_refused_if_a_screen_was_asked_for(made):
     said = refusal(made(best_of_eight, **SCREENED))
     assert said.startswith(
-        "`dynamic_sampling_screen=3` has 3 completions of a group scored first, and the reward function "
+        "`dynamic_sampling_screen='3'` has 3 completions of a group scored first, and the reward function "
         "'best_of_eight' failed with RuntimeError: shape"
     )
     assert said.endswith("Set `dynamic_sampling_screen='off'`, or make the function score any number of completions.")
