@@ -280,12 +280,13 @@ def decide(round_, step=0):
     by_size = {}
     for request in round_.requests:
         num_known = request.group.num_received - request.num_completions
-        by_size.setdefault((-num_known, request.group.num_received), []).append(request.group)
-    for (minus_known, _), groups in sorted(by_size.items(), key=lambda item: item[0]):
+        by_size.setdefault((num_known, request.group.num_received), []).append(request.group)
+    for num_known, size in sorted(by_size, key=lambda sizes: (-sizes[0], sizes[1])):
+        groups = by_size[num_known, size]
         rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), -1)
         reasons = drop_reasons(rewards_NG, None, Criterion())
-        counts = count_correct(rewards_NG, None, reasons, Criterion(), -minus_known)
-        yield Decided(groups, reasons, -minus_known, counts, step)
+        counts = count_correct(rewards_NG, None, reasons, Criterion(), num_known)
+        yield Decided(groups, reasons, num_known, counts, step)
 
 
 OURS, CARRY, MEMORY = "ours", "ours, carry", "ours, carry, memory"

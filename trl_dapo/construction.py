@@ -231,7 +231,7 @@ def make_sampler(
         if setting == "auto":
             switched.append(screen)
     if switched:
-        # First, since it weighs a group by the passes in which it was skipped, which the memory then forgets.
+        # First, since it asks what the memory expected of a group before the memory learns what became of it.
         policies.insert(0, AutoSwitch(switched, policies, num_generations))
     return Sampler(
         PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),

@@ -184,7 +184,8 @@ class Group:
 
     def __init__(self, num_received, num_generations=4):
         self.name, self.num_received, self.num_generations = "a", num_received, num_generations
-        self.is_whole = num_received == num_generations
+        self.num_missing = num_generations - num_received
+        self.is_whole = self.num_missing == 0
 
 
 def test_whole_groups_count_as_accepted_or_not():

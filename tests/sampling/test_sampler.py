@@ -391,6 +391,15 @@ def test_a_pass_that_accepts_nothing_is_told_of_once():
     assert told_of_passes(new(1, stream(4), max_gen_batches=0, batch_multiplier=2.0), rounds) == [0, 1, 0, 2, 0, 0, 1]
 
 
+def test_a_pass_whose_groups_a_band_drops_in_the_end_accepts_nothing_though_first_completions_differ():
+    # All first completions differ (1 of 2 right), and all groups end at 3 of 4, above the band's one half.
+    sampler = new(1, stream(4), num_generations=4, screen=2, max_gen_batches=0)
+    for _ in range(6):
+        requests = sampler.next_requests()
+        screened_round(sampler, requests, [1 if request.is_first else 2 for request in requests])
+    assert sampler.new_passes_without_group() > 0
+
+
 def test_prompts_that_are_skipped_are_no_part_of_a_pass_that_accepts_nothing():
     sampler, told = new(1, stream(4), max_gen_batches=0), []
     for _ in range(8):  # each takes one of the four, and skips three
@@ -547,7 +556,8 @@ def screened_round(sampler, requests, rights):
         sizes.setdefault((-num_known, request.group.num_received), []).append(request.group)
     for (minus_known, size), groups in sorted(sizes.items(), key=lambda item: item[0]):
         rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), size)
-        reasons = drop_reasons(rewards_NG, None, Criterion(max_accuracy=0.5))
+        criterion = Criterion(max_accuracy=0.5) if groups[0].is_whole else Criterion()
+        reasons = drop_reasons(rewards_NG, None, criterion)
         sampler.decide(Decided(groups, reasons, -minus_known))
 
 
@@ -794,7 +804,7 @@ def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
     let_wait(sampler, 16, num=1, staleness=1)
     sampler.request_ahead()
     num_new = sum(request.is_first for request in sampler.queue.in_flight)
-    assert num_new == acceptance_of(sampler).at_most(2 * 32 - 16)
+    assert num_new == acceptance_of(sampler).most_prompts_for(2 * 32 - 16)
 
 
 def test_a_draw_ahead_counts_on_what_is_carried():
@@ -862,7 +872,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
         def draw_skip(self, prompt_id, num_generations, may_skip):
             self.asked += 1
-            self.skipped += [0.5] * (skips := int(prompt_id) % 2 == 0)
+            self.skipped += [(1.0, 1.0)] * (skips := int(prompt_id) % 2 == 0)
             return skips
 
     memory = SkipsEven(seed=0)
@@ -894,7 +904,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
 def two_ahead(monkeypatch, **options):
     """All that is asked for is taken to be accepted."""
-    monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: max(int(wanted), 0))
+    monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: max(int(wanted), 0))
     return new(4, carries=True, ahead=2, **options)
 
 
@@ -942,7 +952,7 @@ def test_where_groups_are_dropped_no_more_is_taken_in_than_is_missing_and_as_man
 def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatch):
     """Fourteen are asked for and taken in at once, and all are accepted: four train, and four in the next rollout."""
     sampler = two_ahead(monkeypatch)
-    monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: 14)
+    monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: 14)
     sampler.request_ahead()
     assert len(play_requests(sampler, [YES] * 14)) == 14
     batch = end_rollout(sampler)

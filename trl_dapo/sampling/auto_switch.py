@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .groups import PromptGroup
 from .policies import Decided, SelectionPolicy
 from .prompt_memory import expected_acceptance, log_likelihood
 from .round_size import AcceptanceRate
@@ -71,7 +72,7 @@ class AutoSwitch(SelectionPolicy):
             elif decided.are_whole:
                 expected.append(0.0)
             else:
-                expected.append(self._would_differ_later(group.name, *counts))
+                expected.append(self._would_differ_later(group, *counts))
         self._num_prompts += len(expected)
         self._num_accepted += sum(expected)
         self._count_skipped()
@@ -84,11 +85,11 @@ class AutoSwitch(SelectionPolicy):
             self._num_accepted += expected_acceptance(correct, wrong, self._num_generations)
         self._num_skipped_counted = len(skipped)
 
-    def _would_differ_later(self, name: str, num_correct: int, num_scored: int) -> float:
+    def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
         """Return the probability that the rest of a group differs from its first completions, which are all equal."""
-        known = (policy.pass_rate(name) for policy in self._all_policies)
+        known = (policy.pass_rate(group.name) for policy in self._all_policies)
         correct, wrong = next(pass_rate for pass_rate in known if pass_rate is not None)
-        num_rest = self._num_generations - num_scored
+        num_rest = group.num_missing
         num_rest_correct = num_rest if num_correct else 0
         stays_equal = log_likelihood(
             num_rest_correct, num_rest - num_rest_correct, correct + num_correct, wrong + num_scored - num_correct
@@ -104,23 +105,20 @@ class AutoSwitch(SelectionPolicy):
             self.acceptance.update(self._num_accepted, self._num_prompts)
         self._num_prompts, self._num_accepted, self._num_skipped_counted = 0, 0.0, 0
         rate, deviation = self.acceptance.rate, self.acceptance.deviation
+        is_surely_low = rate + self.NUM_DEVIATIONS * deviation < self.ON_BELOW
+        is_surely_high = rate - self.NUM_DEVIATIONS * deviation > self.OFF_ABOVE
         for policy in self._switched:
             saving = policy.expected_saving(self._num_generations)
-            if policy.is_on:
-                stays = rate - self.NUM_DEVIATIONS * deviation <= self.OFF_ABOVE and saving >= self.MIN_SAVING_TO_STAY
-                if stays:
-                    continue
+            if policy.is_on and (is_surely_high or saving < self.MIN_SAVING_TO_STAY):
+                policy.is_on = False
                 self._messages.append(f"{self._describe_acceptance()}: {policy.describe_off()} from here on.")
-            else:
-                pays = rate + self.NUM_DEVIATIONS * deviation < self.ON_BELOW and saving >= self.MIN_SAVING
-                if not pays:
-                    continue
+            elif not policy.is_on and is_surely_low and saving >= self.MIN_SAVING:
+                policy.is_on = True
                 does = policy.describe_on(self._num_generations)
                 self._messages.append(
                     f"{self._describe_acceptance()}: {does} from here on, which is expected to take {saving:.1f} "
                     "times fewer completions."
                 )
-            policy.is_on = not policy.is_on
 
     def _describe_acceptance(self) -> str:
         return f"{self.acceptance.rate:.0%} of groups are accepted"
@@ -138,6 +136,7 @@ class AutoSwitch(SelectionPolicy):
         return {f"{policy.name}_is_on": float(policy.is_on) for policy in self._switched}
 
     def state_dict(self) -> dict[str, Any]:
+        self._count_skipped()
         return {
             "acceptance": self.acceptance.state_dict(),
             "num_prompts": self._num_prompts,

@@ -57,7 +57,7 @@ class SelectionPolicy:
         """Note that a rollout begins."""
 
     def skips(self, name: str, may_skip: bool) -> bool:
-        """Return whether to pass over a prompt now; `may_skip` is false if all others were passed over."""
+        """Return whether to skip a prompt now. If `may_skip` is false, a full pass was skipped: return false."""
         return False
 
     def num_first(self, name: str | None, num_generations: int) -> int:

@@ -244,6 +244,7 @@ class PromptMemory(SelectionPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from what was kept, with the file's `records` beside it."""
         self._records = state.get("records", {})
+        self.skipped.clear()
         self.population.load_state_dict(state)
         for name in self._STATE:
             setattr(self, name, state[name.lstrip("_")])
