@@ -34,8 +34,8 @@ def test_graded_rewards_pass_unless_all_drawn_have_one_value():
 
 
 def test_a_completion_without_a_score_does_not_make_the_first_ones_differ():
-    # Of the C(4, 2) = 6 pairs of (1, 0, 0, nothing) only the two of the 1 and a 0 differ.
-    assert probability_to_pass([1.0, 0.0, 0.0, math.nan], 2) == pytest.approx(2 / 6)
+    # Of the C(4, 2) = 6 pairs of (1, 0, nothing, nothing) only one differs.
+    assert probability_to_pass([1.0, 0.0, math.nan, math.nan], 2) == pytest.approx(1 / 6)
 
 
 def test_a_group_that_was_requested_whole_weighs_one():
