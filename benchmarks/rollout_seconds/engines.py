@@ -36,8 +36,8 @@ def assign(lengths, free, now=0.0):
     """Return when each completion begins and ends. `free` is a heap of when each slot is free, and is changed."""
     begins, ends = [], []
     for length in lengths:
-        begin = max(heapq.heappop(free), now)
-        heapq.heappush(free, begin + length)
+        begin = max(free[0], now)
+        heapq.heapreplace(free, begin + length)
         begins.append(begin)
         ends.append(begin + length)
     return begins, ends
@@ -68,4 +68,4 @@ LONGEST, SIGMA = 8.0, 1.0
 
 def draw_lengths(rng, num):
     """Return lengths over their mean, as in groups_ahead.py; the longest end at the limit."""
-    return np.minimum(rng.lognormal(-(SIGMA**2) / 2, SIGMA, num), LONGEST)
+    return np.minimum(rng.lognormal(-(SIGMA**2) / 2, SIGMA, num), LONGEST).tolist()

@@ -183,7 +183,7 @@ def simulate(dataset, rows, savings, num_rollouts, seed):
     return Spent(num_rounds, num_completions, policy.num_tokens)
 
 
-def compare(checkpoint, folder, task, settings, savings, num_rollouts, seed=0, num_simulated=5):
+def compare(checkpoint, folder, task, settings, savings, num_rollouts, seed=0, num_simulated=3):
     """Return what a real run spent, and the mean of its simulations."""
     real, dataset, rows = run_for_real(checkpoint, folder, task, settings, num_rollouts, seed)
     simulated = [simulate(dataset, rows, savings, num_rollouts, i) for i in range(num_simulated)]

@@ -78,21 +78,28 @@ SAVINGS = {
     MEMORY: {"carries": True, "memory": PromptMemory},
     BOTH: {"carries": True, "memory": PromptMemory, "screen": "auto"},
 }
-MIN_PASSES, MIN_ROLLOUTS, WARM_UP = 3.0, 12, 4
-PROMPTS_PER_BATCH = 16  # of the dataset, over those of a batch
+MIN_PASSES, WARM_UP = 3.0, 4
+
+
+def num_prompts_of(target):
+    """Return how many prompts the dataset has."""
+    return min(max(16 * target, 1024), 4096)
+
+
+def min_rollouts_of(target):
+    """Return how many rollouts are measured at least: a large batch scatters less."""
+    return 12 if target < 512 else 6
 
 
 def play(acceptance, target, num_generations, setting, max_round_size=None, seed=0):
     """Return rollouts of a setting, without those of the first pass and without the first few."""
-    num_prompts = max(1024, PROMPTS_PER_BATCH * target)
-    world = World(Trace(acceptance, num_prompts, num_generations, seed))
+    world = World(Trace(acceptance, num_prompts_of(target), num_generations, seed))
     policy = WithLengths(world, target, max_round_size=max_round_size, **SAVINGS[setting])
     rollouts = []
-    while len(rollouts) < WARM_UP + MIN_ROLLOUTS or rollouts[-1].passes < MIN_PASSES:
+    while len(rollouts) < WARM_UP + min_rollouts_of(target) or rollouts[-1].passes < MIN_PASSES:
         rollouts.append(policy.play())
         world.step += 1
-    measured = [one for one in rollouts[WARM_UP:] if one.passes >= 1.0]
-    return measured or rollouts[WARM_UP:]
+    return [one for one in rollouts[WARM_UP:] if one.passes >= 1.0]
 
 
 class Cost(NamedTuple):
@@ -172,8 +179,7 @@ class Ahead(WithLengths):
 
 def seconds_with_update(acceptance, target, num_generations, setting, engine, ahead, update_seconds, num_rollouts=40):
     """Return the seconds of a rollout and its update, from the second pass on."""
-    num_prompts = max(1024, PROMPTS_PER_BATCH * target)
-    world = World(Trace(acceptance, num_prompts, num_generations))
+    world = World(Trace(acceptance, num_prompts_of(target), num_generations))
     policy = Ahead(world, target, engine, ahead=ahead, **SAVINGS[setting])
     times = []
     while len(times) < num_rollouts or policy.sampler.passes < MIN_PASSES:
@@ -181,8 +187,6 @@ def seconds_with_update(acceptance, target, num_generations, setting, engine, ah
         times.append((policy.now, policy.sampler.passes))
         world.step += 1
     first = next(i for i, (_, passes) in enumerate(times) if i >= WARM_UP and passes >= 1.0)
-    if first > len(times) - MIN_ROLLOUTS:
-        first = len(times) - MIN_ROLLOUTS
     return (times[-1][0] - times[first][0]) / (len(times) - 1 - first)
 
 

@@ -56,7 +56,7 @@ def test_on_a_gpu_a_round_of_512_takes_as_much_longer_than_one_of_8_as_was_measu
 
 
 def test_lengths_have_the_mean_1_and_end_at_8():
-    lengths = draw_lengths(np.random.default_rng(0), 100_000)
+    lengths = np.array(draw_lengths(np.random.default_rng(0), 100_000))
     assert lengths.max() == 8.0
     assert lengths.mean() == pytest.approx(0.98, abs=0.01)  # what is cut off is missing
     assert np.median(lengths) == pytest.approx(math.exp(-0.5), rel=0.02)
@@ -114,7 +114,7 @@ def test_a_threshold_lies_between_the_rates_that_were_simulated():
 
 
 def test_an_engine_that_samples_ahead_hides_a_rollout_behind_an_update(monkeypatch):
-    monkeypatch.setattr(study, "draw_lengths", lambda rng, num: np.ones(num))
+    monkeypatch.setattr(study, "draw_lengths", lambda rng, num: [1.0] * num)
     # Every prompt is solved half the time: hardly a group of 16 in 30,000 is dropped.
     trace = SimpleNamespace(num_prompts=256, num_generations=16, seed=0, rate_N=np.full(256, 0.5))
 
@@ -174,5 +174,5 @@ def test_what_was_seen_long_before_counts_less():
     rows += [{"rollout": 150, "prompt_id": f"{i}", "source": "sum", "correct": 4, "scored": 8} for i in range(20)]
     rates = replay.draw_pass_rates(rows, ["a"], ["sum"], 11, np.random.default_rng(0))
     assert rates[0, 0] > 0.9
-    # Ten stretches later 800 successes count 800 / 2^10, less than one, and half of the family's completions are right.
+    # Ten stretches later 800 successes count 800 / 2^10, less than one, and the family is half right.
     assert rates[0, 10] == pytest.approx(0.5, abs=0.2)
