@@ -9,7 +9,6 @@ stretches count less the farther they are away. Lengths are drawn from those of 
 """
 
 import math
-import statistics
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -85,7 +84,8 @@ def fit_beta(counts):
     ones differed changes no likelihood.
     """
     best, fitted = -math.inf, (1.0, 1.0)
-    for mean in np.linspace(0.01, 0.99, 49):
+    # Even on the log-odds scale: of hopeless problems fewer than one in a thousand completions may be correct.
+    for mean in 1 / (1 + np.exp(np.linspace(-9, 9, 61))):
         for concentration in np.geomspace(0.05, 50, 40):
             a, b = mean * concentration, (1 - mean) * concentration
             log_likelihood = sum(
@@ -101,14 +101,19 @@ def _log_beta(a, b):
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def draw_pass_rates(rows, names, families, num_stretches, rng):
-    """Return the pass rate of each prompt in each stretch of the run, from the rows of its ledger."""
-    seen, of_family = defaultdict(list), defaultdict(Counter)
+def fit_priors(rows):
+    """Return the Beta distribution of each family of problems in each stretch of a run."""
+    counts = defaultdict(Counter)
     for row in rows:
-        stretch, counts = row["rollout"] // STRETCH, (row["correct"], row["scored"])
-        seen[row["prompt_id"]].append((stretch, *counts))
-        of_family[row["source"], stretch][counts] += 1
-    priors = {key: fit_beta(counts) for key, counts in of_family.items()}
+        counts[row["source"], row["rollout"] // STRETCH][row["correct"], row["scored"]] += 1
+    return {key: fit_beta(of_family) for key, of_family in counts.items()}
+
+
+def draw_pass_rates(rows, priors, names, families, num_stretches, rng):
+    """Return the pass rate of each prompt in each stretch of the run, drawn from its posterior."""
+    seen = defaultdict(list)
+    for row in rows:
+        seen[row["prompt_id"]].append((row["rollout"] // STRETCH, row["correct"], row["scored"]))
     rate_NS = np.empty((len(names), num_stretches))
     for i, (name, family) in enumerate(zip(names, families, strict=True)):
         for stretch in range(num_stretches):
@@ -156,11 +161,11 @@ class Replayed(Ours):
         return int(self._world.rng.choice(known, num).sum())
 
 
-def simulate(dataset, rows, savings, num_rollouts, seed):
+def simulate(dataset, rows, priors, savings, num_rollouts, seed):
     """Return what the same run samples in simulation."""
     rng = np.random.default_rng([seed, 5])
     names, families = [prompt_name(example) for example in dataset], dataset["source"]
-    rate_NS = draw_pass_rates(rows, names, families, -(-num_rollouts // STRETCH), rng)
+    rate_NS = draw_pass_rates(rows, priors, names, families, -(-num_rollouts // STRETCH), rng)
     trace = SimpleNamespace(num_prompts=len(names), num_generations=NUM_GENERATIONS, seed=seed, rate_N=rate_NS[:, 0])
     world = World(trace)
     world.rng = rng
@@ -183,8 +188,9 @@ def simulate(dataset, rows, savings, num_rollouts, seed):
     return Spent(num_rounds, num_completions, policy.num_tokens)
 
 
-def compare(checkpoint, folder, task, settings, savings, num_rollouts, seed=0, num_simulated=3):
-    """Return what a real run spent, and the mean of its simulations."""
+def compare(checkpoint, folder, task, settings, savings, num_rollouts, seed=0, num_simulated=5):
+    """Return what a real run spent, and what each of its simulations spent."""
     real, dataset, rows = run_for_real(checkpoint, folder, task, settings, num_rollouts, seed)
-    simulated = [simulate(dataset, rows, savings, num_rollouts, i) for i in range(num_simulated)]
-    return real, Spent(*map(statistics.mean, zip(*simulated, strict=True)))
+    priors = fit_priors(rows)
+    simulated = [simulate(dataset, rows, priors, savings, num_rollouts, i) for i in range(num_simulated)]
+    return real, simulated

@@ -138,8 +138,10 @@ def test_groups_that_are_all_correct_or_all_wrong_have_pass_rates_at_both_ends()
     a, b = replay.fit_beta({(0, 8): 10, (8, 8): 10})
     assert a == pytest.approx(b)
     assert a + b < 0.1
+    a, b = replay.fit_beta({(0, 8): 500})
+    assert a / (a + b) < 0.001  # nobody has seen a correct completion among 4,000
     a, b = replay.fit_beta({(2, 8): 20})
-    assert a / (a + b) == pytest.approx(0.25, abs=0.02)
+    assert a / (a + b) == pytest.approx(0.25, abs=0.04)
     assert a + b > 10
 
 
@@ -163,7 +165,7 @@ def rows_of(names, rollout=0):
 def test_a_simulated_run_has_the_pass_rates_and_the_lengths_of_its_ledger():
     dataset = Dataset.from_dict({"prompt": [f"{i}" for i in range(64)], "source": ["sum"] * 64})
     rows = rows_of([prompt_name(example) for example in dataset])
-    spent = replay.simulate(dataset, rows, {"carries": True}, num_rollouts=10, seed=0)
+    spent = replay.simulate(dataset, rows, replay.fit_priors(rows), {"carries": True}, num_rollouts=10, seed=0)
     # Nearly every group of 8 is accepted at a pass rate near one half, and half the completions have 2 tokens.
     assert spent.completions == pytest.approx(10 * 16 * 8, rel=0.1)
     assert spent.tokens / spent.completions == pytest.approx((2 + 5) / 2, rel=0.02)
@@ -172,7 +174,7 @@ def test_a_simulated_run_has_the_pass_rates_and_the_lengths_of_its_ledger():
 def test_what_was_seen_long_before_counts_less():
     rows = [{"rollout": 0, "prompt_id": "a", "source": "sum", "correct": 800, "scored": 800}]
     rows += [{"rollout": 150, "prompt_id": f"{i}", "source": "sum", "correct": 4, "scored": 8} for i in range(20)]
-    rates = replay.draw_pass_rates(rows, ["a"], ["sum"], 11, np.random.default_rng(0))
+    rates = replay.draw_pass_rates(rows, replay.fit_priors(rows), ["a"], ["sum"], 11, np.random.default_rng(0))
     assert rates[0, 0] > 0.9
     # Ten stretches later 800 successes count 800 / 2^10, less than one, and the family is half right.
     assert rates[0, 10] == pytest.approx(0.5, abs=0.2)
