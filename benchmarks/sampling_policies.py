@@ -221,7 +221,7 @@ def greso(world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
 class Ours:
     """The package's `Sampler`, fed with groups that have rewards but no rows."""
 
-    def __init__(self, world, target, carries=False, memory=None, screen=None):
+    def __init__(self, world, target, carries=False, memory=None, screen=None, **settings):
         trace, self._world = world.trace, world
         known, policies = None, []
         if memory is not None:
@@ -235,7 +235,8 @@ class Ours:
             num_generations=trace.num_generations,
             carries=carries,
             policies=policies,
-            max_gen_batches=0.0,  # no limit: every batch is full, as those of the published figures are
+            # No limit: every batch is full, as those of the published figures are.
+            **{"max_gen_batches": 0.0, **settings},
         )
 
     def _sample(self, requests):
