@@ -88,4 +88,6 @@ def _as_json(x: Any) -> Any:
     """What stands in a hash for a value that JSON has no word for; not its address, which differs from run to run."""
     if str(getattr(x, "dtype", "")) == "object":  # an array of texts, as pandas has them
         return x.tolist()
-    return int(digest(x.tobytes().hex()), 16) if hasattr(x, "tobytes") else re.sub(r" at 0x\w+", "", str(x))
+    if hasattr(x, "tobytes"):
+        return int(digest(x.tobytes().hex()), 16)
+    return re.sub(r" at 0x\w+", "", str(x))

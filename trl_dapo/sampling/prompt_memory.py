@@ -162,8 +162,8 @@ class PromptMemory(SelectionPolicy):
         skip = may_skip and self._draw(prompt_id) * num_left >= 1
         # The draw ends a wait, not the look: a round may go over the dataset again before it is looked at.
         record.num_skipped = record.num_skipped + 1 if skip else 0
-        record.num_passes += skip
         if skip:
+            record.num_passes += 1
             self.skipped.append((correct, wrong))
         return skip
 
@@ -184,7 +184,9 @@ class PromptMemory(SelectionPolicy):
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
             record.num_passes = 1
-        kept = self._fade(record) * (1.0 if is_rest or num_scored == 0 else self.KEPT)
+        kept = self._fade(record)
+        if not is_rest and num_scored:  # a new look: earlier ones count half
+            kept *= self.KEPT
         record.evidence_correct = kept * record.evidence_correct + num_correct
         record.evidence_wrong = kept * record.evidence_wrong + (num_scored - num_correct)
         record.num_seen += 1
@@ -251,7 +253,7 @@ class PromptMemory(SelectionPolicy):
 
 
 def log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
-    """Of completions in the order they came, for a Beta-distributed pass rate."""
+    """Log-likelihood of completions in the order in which they came, for a Beta-distributed pass rate."""
     return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
 
 

@@ -242,7 +242,10 @@ class _IterableSource:
 
     def fingerprint(self) -> dict[str, str | None]:
         """The names of its first rows, as one hash, once they were read; a run that began behind them has none."""
-        return {"dataset": None, **({} if self._first_rows is None else {"first_rows": self._first_rows})}
+        fingerprint: dict[str, str | None] = {"dataset": None}
+        if self._first_rows is not None:
+            fingerprint["first_rows"] = self._first_rows
+        return fingerprint
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The examples, which were read with their names."""

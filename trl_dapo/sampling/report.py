@@ -112,9 +112,10 @@ def rollout_log(
         "carried": rollout.num_carried,
         "shortfall": rollout.shortfall,
         **{f"dropped/{reason}": reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons])},
-        **({"acceptance_rate": rollout.acceptance_rate} if rollout.num_groups else {}),
         "passes": sampler.passes,
     }
+    if rollout.num_groups:
+        sampling["acceptance_rate"] = rollout.acceptance_rate
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
     if sampler.selection.splits_groups:
         metrics["dynamic_sampling/partial_groups"] = float(len(batch.partial))
@@ -141,9 +142,11 @@ def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float
                 values[name].append((value, num_rows))
     merged = {}
     for name, pairs in values.items():
-        reduce = {"min": min, "max": max}.get(name.rsplit("/", 1)[-1].split("_")[0])
-        if reduce is not None:
-            merged[name] = reduce(value for value, _ in pairs)
+        statistic = name.split("/")[-1]  # such as `min_length`
+        if statistic.split("_")[0] == "min":
+            merged[name] = min(value for value, _ in pairs)
+        elif statistic.split("_")[0] == "max":
+            merged[name] = max(value for value, _ in pairs)
         else:
             merged[name] = sum(value * rows for value, rows in pairs) / sum(rows for _, rows in pairs)
     return merged

@@ -98,7 +98,8 @@ class Totals:
 
     def add(self, rollout: Rollout, batch: Batch, fell_short: bool) -> None:
         """Add a rollout that has ended."""
-        self.short_rollouts += fell_short
+        if fell_short:
+            self.short_rollouts += 1
         self.groups_sampled += rollout.num_groups
         self.groups_trained += len(batch.train)
         self.tokens_generated += rollout.num_tokens

@@ -48,7 +48,7 @@ class AcceptanceRate:
 
     @property
     def rate(self) -> float:
-        """Of the next round, strictly between 0 and 1; 0.5 before any evidence."""
+        """The expected share of the next round, strictly between 0 and 1; 0.5 before any evidence."""
         return self._fit()[0]
 
     @property
@@ -57,7 +57,7 @@ class AcceptanceRate:
         return math.sqrt(self._fit()[1])
 
     def _fit(self) -> tuple[float, float]:
-        """Value at age 0 of the fitted line, and its variance, without the noise of the round to come."""
+        """Return the fitted line at age 0, and its variance without the noise of the round to come."""
         # Two groups, one of them accepted, stand for the uniform prior.
         num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
         mean = num_accepted / num_groups
@@ -72,7 +72,9 @@ class AcceptanceRate:
         surprise = (num_accepted - num_groups * rate) ** 2
         expected = num_groups * rate * (1 - rate) + num_groups**2 * variance
         # A round more than three standard deviations away fades all that came before it at once.
-        fade = self.DECAY * (min(1.0, 9 * expected / surprise) if surprise > 0 else 1.0)
+        fade = self.DECAY
+        if surprise > 9 * expected:
+            fade *= 9 * expected / surprise
         # All earlier rounds grow one round older.
         self._sum_age_squared += self.num_groups - 2 * self._sum_age
         self._sum_age -= self.num_groups
@@ -150,12 +152,14 @@ class RoundSize(SelectionPolicy):
         return self._completed[0] / self._completed[1]
 
     def observe(self, decided: Decided) -> None:
-        num_accepted, num_groups = decided.reasons.count(None), len(decided.reasons)
+        num_accepted, num_groups = float(decided.reasons.count(None)), len(decided.reasons)
         if decided.num_known:  # these groups were counted when their first completions differed
             fade = AcceptanceRate.DECAY
             self._completed = [fade * self._completed[0] + num_accepted, fade * self._completed[1] + num_groups]
             return
-        self.acceptance.update(num_accepted * (1.0 if decided.are_whole else self.share_completed), num_groups)
+        if not decided.are_whole:
+            num_accepted *= self.share_completed
+        self.acceptance.update(num_accepted, num_groups)
         if decided.predicted_acceptance is not None:
             self.predicted.update(decided.predicted_acceptance, num_groups)
 

@@ -150,7 +150,9 @@ def copied(value: Any) -> Any:
         return [copied(x) for x in value]
     if isinstance(value, str):
         return str(value)  # numpy's own kind cannot be loaded with `weights_only=True`
-    return {key: copied(x) for key, x in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: copied(x) for key, x in value.items()}
+    return value
 
 
 def _as_long(ids: np.ndarray) -> np.ndarray:

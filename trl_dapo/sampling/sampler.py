@@ -331,11 +331,12 @@ class Sampler:
         return [correct / (correct + wrong) for correct, wrong in skipped]
 
     def new_passes_without_group(self) -> int:
-        """Return whole passes since a group was last accepted, if there is something new to say of them, else 0."""
-        before, num_passes = self._num_passes_warned_of, int(self.stream.passes_taken - self._passes_at_last_group)
-        self._num_passes_warned_of = num_passes
+        """Return whole passes since a group was last accepted, if a user should be told of them now, else 0."""
+        num_passes = int(self.stream.passes_taken - self._passes_at_last_group)
         # At the first, second, fourth, eighth: a line for each pass over few prompts would hide all others.
-        return num_passes if num_passes.bit_length() > before.bit_length() else 0
+        has_doubled = num_passes.bit_length() > self._num_passes_warned_of.bit_length()
+        self._num_passes_warned_of = num_passes
+        return num_passes if has_doubled else 0
 
     # ---- Checkpoints ----
 
