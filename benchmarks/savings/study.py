@@ -16,8 +16,9 @@ Each arm runs with five seeds, at the best of three learning rates: 1, 0.5 and 2
 Countdown 1 alone. The best is the one with the highest accuracy after the task's steps with seed 100, which does not
 count otherwise.
 
-Writes runs.csv and curves.csv, a line every few rollouts, after every seed, and EVIDENCE.md's outcomes at the end. What
-runs.csv has is not run again. A new arm is a line of `ARMS` and its lines of `PREDICTIONS`, which have a row of EVIDENCE.md each.
+Writes runs.csv and curves.csv, a line every few rollouts, after every seed, and EVIDENCE.md's outcomes at the end.
+What runs.csv has is not run again. A new arm is a line of `ARMS` and its lines of `PREDICTIONS`, which have a row of
+EVIDENCE.md each.
 """
 
 import math

@@ -4,7 +4,8 @@
 The tasks, and which of their prompts are hard: those that the starting checkpoint solves at most 5 times in 100.
 
 The pass rate of the quickstart's problems is exact: the probability of the correct answer, read off the logits. On
-Countdown a prompt counts as hard if it has four numbers: pass rates of thousands of prompts would take hours there.
+Countdown a prompt counts as hard if it has four numbers, of which the starting checkpoint solves 4%: pass rates of
+thousands of single prompts would take hours there.
 
 The hardest quarter are the held-out problems with the lowest pass rates, among those that the starting checkpoint
 solves at least once in 100. Problems that it solves less often are products, which the model never learns, and in the
@@ -89,7 +90,7 @@ def hardest_quarter(rates):
 
 
 def make_look(pass_rates, texts, model, tokenizer):
-    """Return a function that probes a model on all held-out problems and on the quarter that is hardest for `model`."""
+    """Return a probe of a model on all held-out problems, and on the quarter that is hardest for the given one."""
     hardest = hardest_quarter(pass_rates(model, tokenizer, texts).tolist())
 
     def look(model):
@@ -180,8 +181,8 @@ COUNTDOWN = Task(
     larger.MAX_LENGTH,
     larger.LEARNING_RATE,
     Budget(steps=48, tokens=40_000, seconds=150.0),
-    # A run takes minutes. In two_names/ the best of 0.5, 1, 2 and 3 times this rate was 1 for `GRPOTrainer` and for the
-    # paper's sampling, and with carry, memory and screen 1 took 5% more tokens than 2.
+    # A run takes minutes. In two_names/ the best of 0.5, 1, 2 and 3 times this rate was 1 for `GRPOTrainer` and for
+    # the paper's sampling, and with carry, memory and screen 1 took 5% more tokens than 2.
     factors=(1.0,),
     probe_every=2,
     settings={"bf16": True},
