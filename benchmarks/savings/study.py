@@ -251,51 +251,47 @@ def describe(values):
     return f"{middle} ({low} to {high}{few})"
 
 
+def describe_median(values):
+    """Return the median of tokens."""
+    return f"{statistics.median(values):,.0f}" if values else "not run"
+
+
+# Tables with a row per task and a column per arm: what a cell says, by the runs of an arm on a task.
 TABLES = {
-    "after the same optimizer steps": lambda task: after(task, STEPS, "accuracy"),
-    "after the same generated tokens": lambda task: after(task, TOKENS, "accuracy"),
-    "after the same CPU seconds": lambda task: after(task, SECONDS, "accuracy"),
-    "on the hardest quarter, after the same optimizer steps": lambda task: after(task, STEPS, "hardest"),
-}
-SHARES = {
-    "hard groups in the gradient": hard_share,
-    "acceptance rate": lambda task: lambda *runs: [each["acceptance"] for each in runs],
+    "accuracy after the same optimizer steps": (describe, lambda task: after(task, STEPS, "accuracy")),
+    "accuracy after the same generated tokens": (describe, lambda task: after(task, TOKENS, "accuracy")),
+    "accuracy after the same CPU seconds": (describe, lambda task: after(task, SECONDS, "accuracy")),
+    "accuracy on the hardest quarter, same steps": (describe, lambda task: after(task, STEPS, "hardest")),
+    "hard groups in the gradient, same steps": (describe, hard_share),
+    "tokens of these steps": (describe_median, lambda task: after(task, STEPS, "tokens")),
+    "acceptance rate": (describe, lambda task: lambda *runs: [run["acceptance"] for run in runs]),
 }
 
 
-def rows_of(results, measure_of):
-    """Return a row per task with a cell per arm."""
+def table(results, title):
+    """Return the columns and the rows of one of `TABLES`."""
+    say_cell, measure_of = TABLES[title]
     counted, rows = counted_runs(results), []
     for task in TASKS:
         cells = []
         for arm in COLUMNS:
             runs = [result for (of, name, _), result in counted.items() if (of, name) == (task, arm)]
-            cells.append(describe(measure_of(task)(*runs)))
+            cells.append(say_cell(measure_of(task)(*runs)))
         rows.append([task, *cells])
-    return rows
+    return [title, *COLUMNS], rows
 
 
-def rows_of_tokens(results):
-    """Return a row per task with the tokens of its steps, a cell per arm: the median."""
-    counted, rows = counted_runs(results), []
-    for task in TASKS:
-        cells = []
-        for arm in COLUMNS:
-            runs = [result for (of, name, _), result in counted.items() if (of, name) == (task, arm)]
-            spent = after(task, STEPS, "tokens")(*runs)
-            cells.append(f"{statistics.median(spent):,.0f}" if spent else "not run")
-        rows.append([task, *cells])
-    return rows
+def budgets():
+    """Return the columns and the rows of what each task spends."""
+    return ["task", *SPENT], [[task, *(describe_budget(task, what) for what in SPENT)] for task in TASKS]
 
 
 def print_tables(results):
-    columns = "median of five seeds (range)", *COLUMNS
-    for title, measure_of in (TABLES | SHARES).items():
-        name = title if title in SHARES else f"accuracy {title}"
-        print_table(name, columns, rows_of(results, measure_of))
-    print_table("tokens of the steps, median", columns, rows_of_tokens(results))
-    for task in TASKS:
-        say(f"{task}: {', '.join(describe_budget(task, what) for what in SPENT)}")
+    for title in TABLES:
+        columns, rows = table(results, title)
+        print_table(title, ["task", *columns[1:]], rows)
+    say("medians of five seeds (lowest to highest)")
+    print_table("what is spent", *budgets())
 
 
 def main(task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=1, output_dir=OUTPUT):
