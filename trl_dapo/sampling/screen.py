@@ -4,12 +4,9 @@
 
 from typing import Any
 
-from .policies import Decided, SelectionPolicy
+from .policies import NUMS_FIRST, Decided, SelectionPolicy, largest_first
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .round_size import AcceptanceRate
-
-
-NUMS_FIRST = (2, 3, 4, 6, 8)  # that "auto" and "on" choose from
 
 
 def expected_cost(correct: float, wrong: float, first: int, num_generations: int) -> float:
@@ -22,11 +19,6 @@ def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:
     """Return the number of first completions that costs least; `num_generations` is the whole group."""
     choices = [num_generations, *(first for first in NUMS_FIRST if first < num_generations)]
     return min(choices, key=lambda first: expected_cost(correct, wrong, first, num_generations))
-
-
-def largest_first(num_generations: int) -> int:
-    """Return the largest number of first completions that is less than a group."""
-    return max((first for first in NUMS_FIRST if first < num_generations), default=num_generations)
 
 
 class Screen(SelectionPolicy):
