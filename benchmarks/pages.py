@@ -4,14 +4,15 @@
 The tables of README.md, docs/ and EVIDENCE.md that several studies make, from what these have left.
 
 Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; accuracies after the same steps and
-time are those of same_budget/; what each technique added on the ladder is that of recipes/ablation/ladder.csv and
-larger/runs.csv; the rest is that of RESULTS.md. Every method that was run has a row.
+time are those of same_budget/ and savings/; what each technique added on the ladder is that of
+recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of RESULTS.md. Every method that was run has a row.
 """
 
 import itertools
 import math
 import re
 import statistics
+from functools import partial
 from pathlib import Path
 
 from .frame.kept import read_csv, read_rows
@@ -19,6 +20,7 @@ from .frame.measures import cost, spread
 from .frame.tables import fill_block, markdown
 from .frame.verdicts import interval
 from .same_budget import study as same_budget
+from .savings import study as savings
 from .two_names import study as two_names
 
 
@@ -55,6 +57,10 @@ SHOWN = {
     '... with `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
     "... nothing set, fewer prompts per step": (two_names.FEWER,),
 }
+# Tables of savings/, by their names on the page.
+SAVINGS = dict(
+    zip(("steps", "tokens", "seconds", "hardest", "gradient", "spent", "acceptance"), savings.TABLES, strict=True)
+)
 WITH_TWO_REWARDS = "two rewards"
 ARMS = {
     two_names.FOUR: "`GRPOTrainer`, four steps per rollout",
@@ -244,6 +250,11 @@ def two_rewards_table():
     return markdown(["two reward functions", f"tokens to +{gain:.0f} points", of_steps, of_tokens, of_seconds], rows)
 
 
+def savings_table(title):
+    """One of the tables of savings/: tasks by arms."""
+    return markdown(*savings.table(savings.STUDY.read(), title))
+
+
 def policies_table():
     """What each framework's policy samples to fill a batch, and how often it leaves one short."""
     columns = "policy", "groups generated per group trained", "over the least possible", "rounds", "batch left short"
@@ -337,6 +348,8 @@ TABLES = {
     "steps": steps_table,
     "same budget": same_budget_table,
     "two rewards": two_rewards_table,
+    "savings budgets": lambda: markdown(*savings.budgets()),
+    **{f"savings {name}": partial(savings_table, title) for name, title in SAVINGS.items()},
     "real model": real_model_table,
     "time to accuracy": time_table,
     "ladder": ladder_table,

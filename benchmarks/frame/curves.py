@@ -71,7 +71,11 @@ class Curve(TrainerCallback):
         seconds = now + self.server_seconds() - self.start
         point = {"rollouts": num_rollouts, "tokens": self.num_tokens(), "seconds": seconds, **self.look()}
         self.points.append(point)
-        has_run_enough = num_rollouts >= self.job.min_rollouts and seconds >= self.job.min_seconds
+        has_run_enough = (
+            num_rollouts >= self.job.min_rollouts
+            and seconds >= self.job.min_seconds
+            and self.num_tokens() >= self.job.min_tokens
+        )
         is_at_its_end = point["accuracy"] >= self.job.target or seconds >= self.job.max_seconds
         if has_run_enough and is_at_its_end:
             control.should_training_stop = True

@@ -18,7 +18,7 @@ from .tables import print_table
 from .verdicts import LEVEL, holm, interval, p_value, verdict
 
 
-BY_CONSTRUCTION = "by construction"
+BY_CONSTRUCTION, NOT_SHOWN, NOT_REFUTED = "by construction", "not shown", "not refuted"
 FEWEST = 3  # seeds of an interval
 
 
@@ -33,7 +33,8 @@ class Quantity(NamedTuple):
 class Prediction(NamedTuple):
     """
     `quantity` is above (`direction` 1) or below (-1) in `arm` what it is in the arm `against`, or that number.
-    `by_construction`: it could not have come out otherwise, so that it shows nothing.
+    `by_construction`: it could not have come out otherwise, so that it shows nothing. `or_equal`: it may also be the
+    same, so that the prediction is refuted if an interval lies on the other side of 0, and not refuted otherwise.
     """
 
     task: str
@@ -43,6 +44,12 @@ class Prediction(NamedTuple):
     direction: int
     paper: str  # where it claims this
     by_construction: bool = False
+    or_equal: bool = False
+
+    @property
+    def undecided(self):
+        """The verdict if the interval says nothing."""
+        return NOT_REFUTED if self.or_equal else NOT_SHOWN
 
 
 class Outcome(NamedTuple):
@@ -84,15 +91,17 @@ def check(prediction, results):
     means = [statistics.mean(values) for values in zip(*pairs, strict=True)]
     p = p_value(differences) if len(differences) > 1 else 1.0
     said = BY_CONSTRUCTION if prediction.by_construction else verdict(low, high, direction)
+    if prediction.or_equal and said != "refuted":
+        said = NOT_REFUTED
     return Outcome(*means, difference, low, high, said, p)
 
 
 def by_holm(results, predictions):
-    """Each prediction's verdict as one of all that were tested: its own, or "not shown"."""
+    """Each prediction's verdict as one of all that were tested: its own, or that of an interval that says nothing."""
     run = [prediction for prediction in predictions if seeds_of_both(results, prediction)]
     tested = {prediction: check(prediction, results) for prediction in run if not prediction.by_construction}
     adjusted = dict(zip(tested, holm([outcome.p for outcome in tested.values()]), strict=True))
-    held = {each: tested[each].verdict if p <= LEVEL else "not shown" for each, p in adjusted.items()}
+    held = {each: tested[each].verdict if p <= LEVEL else each.undecided for each, p in adjusted.items()}
     return [held.get(prediction, "not counted") for prediction in predictions]
 
 

@@ -45,6 +45,7 @@ class Job(NamedTuple):
     probe_every: int = 1  # rollouts
     min_rollouts: int = 0  # before which neither the target nor `max_seconds` ends it
     min_seconds: float = 0.0  # the same
+    min_tokens: float = 0.0  # the same
     others: dict = {}  # noqa: RUF012
 
     @property

@@ -63,9 +63,9 @@ def held_out(problems):
     return [f"{problem.text}={problem.answer}" for problem in learnable[::3]]
 
 
-def accuracy(model, tokenizer, texts):
-    """Return the mean probability of a correct answer, closed or not, from one look at `problem=answer=`."""
-    texts = [text + CLOSE + tokenizer.eos_token for text in texts]
+def pass_rates(model, tokenizer, texts):
+    """Return the probability of a correct answer, closed or not, to each text like `17+05=220`."""
+    texts = [text + CLOSE + tokenizer.eos_token for text in texts]  # one look at `problem=answer=`
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
     is_equals = batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")
     in_answer = is_equals.cumsum(dim=1) == 1  # from the first sign to the one that closes
@@ -74,7 +74,12 @@ def accuracy(model, tokenizer, texts):
     of_next = logps[:, :-1].gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
     of_answer = (of_next * (in_answer & ~is_equals)[:, 1:]).sum(dim=1).exp()
     ends, closes = logps[:, -3, tokenizer.eos_token_id].exp(), of_next[:, -2:].sum(dim=1).exp()
-    return (of_answer * (ends + closes)).mean().item()
+    return of_answer * (ends + closes)
+
+
+def accuracy(model, tokenizer, texts):
+    """Return the mean of [`pass_rates`]."""
+    return pass_rates(model, tokenizer, texts).mean().item()
 
 
 def train(job, checkpoint, folder, arm):

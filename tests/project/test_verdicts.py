@@ -18,9 +18,11 @@ from benchmarks.mechanisms.study import PREDICTIONS
 from benchmarks.peers.ms_swift import study as peers
 from benchmarks.real_model import study as real_model
 from benchmarks.same_budget import study as same_budget
+from benchmarks.savings import study as savings
 from benchmarks.two_names import study as two_names
 
 
+STUDIES = mechanisms, larger, real_model, same_budget, savings, two_names
 ROOT = Path(__file__).parents[2]
 README, BENCHMARKS = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/benchmarks.md"))
 OF_EVIDENCE = " ".join(EVIDENCE.read_text().split())
@@ -120,7 +122,7 @@ def test_of_both_ladders_only_dynamic_samplings_first_step_holds():
 @pytest.mark.parametrize(
     ("page", "filled_in"),
     [
-        *((EVIDENCE, study.STUDY.filled_in) for study in (mechanisms, larger, real_model, same_budget, two_names)),
+        *((EVIDENCE, study.STUDY.filled_in) for study in STUDIES),
         (EVIDENCE, peers.filled_in),
         (ROOT / "docs" / "evaluation.md", intervals.filled_in),
         *((page, pages.filled_in) for page in pages.PAGES),
