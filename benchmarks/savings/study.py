@@ -58,10 +58,11 @@ ARMS = {
     CARRY: Arm(CountedDAPO, savings(memory=False, screen="off")),
     SCREEN: Arm(CountedDAPO, savings(memory=False, screen="on")),
     BOTH: Arm(CountedDAPO, savings(memory=True, screen="on")),
+    AUTO: Arm(CountedDAPO, savings(memory="auto", screen="auto")),
     SCREEN_WEIGHTED: Arm(CountedScreenWeighted, savings(memory=False, screen="on")),
     BOTH_WEIGHTED: Arm(CountedScreenWeighted, savings(memory=True, screen="on")),
 }
-COLUMNS = (*list(ARMS)[:5], AUTO, SCREEN_WEIGHTED, BOTH_WEIGHTED)  # of the tables
+COLUMNS = tuple(ARMS)  # of the tables
 
 
 # ---- What is read off a run ----
