@@ -346,7 +346,7 @@ def test_a_checkpoint_that_runs_out_of_memory_is_tried_without_the_optimizer(tin
 def test_sharded_weights_are_refused(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path)
     trainer.is_fsdp_enabled = True
-    with pytest.raises(SetupError, match="sharded by FSDP. Train two steps"):
+    with pytest.raises(SetupError, match=r"sharded by FSDP\. Train two steps"):
         trainer.trial()
 
 

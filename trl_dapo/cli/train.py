@@ -332,7 +332,7 @@ def try_out(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict
         trainer = make_trainer(launch_args, training_args, given)
         report = trainer.trial()
         trainer.accelerator.print(f"\n{report}")
-        trainer.accelerator.end_training()
+    trainer.accelerator.end_training()
     return 0 if report.fits else MISFIT
 
 
