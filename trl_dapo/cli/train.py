@@ -28,7 +28,7 @@ from ..config import DAPOConfig
 from ..plan.recipe import read_values
 from ..rewards.names import REWARD_FUNCS, read_math_problems
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
-from ..run.files import scratch_folder
+from ..run.scratch import scratch_folder
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
@@ -172,7 +172,8 @@ def make_parser() -> _Parser:
     parser = _Parser(
         (LaunchArguments, DAPOConfig, ModelConfig),  # type: ignore[arg-type]  # dataclasses have no type of their own
         prog="trl-dapo train",
-        usage="trl-dapo train --config RECIPE.yaml [--field value ...] [--num_processes N] [--accelerate_config FILE]",
+        usage="trl-dapo train --config RECIPE.yaml [--trial] [--field value ...] [--num_processes N] "
+        "[--accelerate_config FILE]",
         allow_abbrev=False,
     )
     # Of some three hundred fields those of this package come first.

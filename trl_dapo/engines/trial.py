@@ -29,10 +29,10 @@ from ..evaluation.scores import EvaluationScores
 from ..models import context_length
 from ..rewards.task_reward import TaskReward
 from ..run.early_stop import StopCallback
-from ..run.files import scratch_folder
 from ..run.ledger import Ledger
 from ..run.peak_memory import PeakMemory, is_out_of_memory
 from ..run.preflight import Preflight, SetupError
+from ..run.scratch import scratch_folder
 from ..run.stopwatch import Stopwatch
 from ..run.terminal import bars_on_terminals_only
 from ..run.trial import Measured, Phase, Schedule, TrialReport, count_periods, halvings
