@@ -102,6 +102,28 @@ def tried_out_first(model, folder):
     write_report(Path(folder), report)
 
 
+def one_runs_out_of_memory(model, folder, phase):
+    """Tries a run out, of which the last process runs out of memory in one phase; reports what fitted."""
+    settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "max_tokens_per_microbatch": 64}
+    trainer = ScriptedTrainer(model, right, tiny_config(folder, **settings), train_dataset=prompts(40), script=script)
+    is_last, compute_loss = RANK == WORLD_SIZE - 1, trainer._compute_loss
+
+    def limited(model, inputs):
+        if is_last and inputs["prompt_ids"].numel() + inputs["completion_ids"].numel() > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return compute_loss(model, inputs)
+
+    def nothing(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    if phase == "update":
+        trainer._compute_loss = limited
+    elif is_last:
+        trainer._generate_single_turn = nothing
+    report = {tried.name: [list(tried.failed), tried.value] for tried in trainer.trial().phases}
+    write_report(Path(folder), report)
+
+
 def full_batches(model, folder):
     """With nothing stated, of prompts of which one in three is informative; reports the groups that trained."""
     sizes = {"per_device_train_batch_size": 8 // WORLD_SIZE, "gradient_accumulation_steps": 4, "max_steps": 5}

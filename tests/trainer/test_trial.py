@@ -340,6 +340,22 @@ def test_a_checkpoint_that_runs_out_of_memory_is_tried_without_the_optimizer(tin
     assert os.listdir(tmp_path) == []
 
 
+def test_all_processes_go_on_with_what_fits_on_the_one_that_runs_out_of_memory(tiny_model, tmp_path):
+    result = launch("one_runs_out_of_memory", tiny_model, tmp_path, "update", num_processes=2)
+    assert result.returncode == 0, result.stderr[-5000:]
+    for rank in range(2):
+        report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())
+        assert report["update"] == [[64], 32]
+
+
+def test_where_processes_wait_for_each_other_running_out_of_memory_ends_them_all_and_names_the_phase(
+    tiny_model, tmp_path
+):
+    result = launch("one_runs_out_of_memory", tiny_model, tmp_path, "sampling", num_processes=2)
+    assert result.returncode != 0
+    assert "It happened in a trial, in the sampling." in result.stderr
+
+
 # ---- What cannot be tried ----
 
 

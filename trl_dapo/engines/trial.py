@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -369,8 +369,10 @@ class TrialMixin(TypedGRPOTrainer):
         return self._generate_every / self.args.gradient_accumulation_steps
 
     def _take_optimizer_step(self, parts: list[dict], num_batches: int, reduces: bool) -> None:
-        """Train on the first parts of a rollout and step, as transformers' loop does; processes may not meet."""
-        model, accelerator = self.model_wrapped, self.accelerator
+        """Train on the first parts of a rollout, and step, as transformers' loop does."""
+        # Where one process may run out of memory, none of them may wait for another.
+        accelerator = self.accelerator
+        model = self.model_wrapped if reduces else accelerator.unwrap_model(self.model_wrapped)
         self._step, self._buffered_inputs = 0, None
         self._window_microbatches = deque()  # of an attempt that ran out of memory some are left
         self._window_batches, self.current_gradient_accumulation_steps = [None] * num_batches, num_batches
@@ -380,9 +382,7 @@ class TrialMixin(TypedGRPOTrainer):
             for i in range(num_batches):
                 is_last = i == num_batches - 1
                 accelerator.gradient_state._set_sync_gradients(is_last)
-                waits = is_last and reduces
-                context: AbstractContextManager = nullcontext() if waits else accelerator.no_sync(model)
-                with context:
+                with nullcontext() if is_last else accelerator.no_sync(model):
                     self.training_step(model, {}, None)
         if self.args.max_grad_norm > 0:
             accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
