@@ -19,7 +19,7 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from trl_dapo.cli.tiny import build_tokenizer
+from trl_dapo.cli.tiny import build_tiny_tokenizer
 
 from .frame.runs import silent
 from .frame.tables import print_table, say
@@ -71,7 +71,7 @@ def measure(model, lengths, rows_per_microbatch, repeats):
     prompts = ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]  # all in every turn
     dataset = Dataset.from_dict({"prompt": prompts})
     with tempfile.TemporaryDirectory() as folder:
-        what = model, folder, every_other, dataset, build_tokenizer(), settings
+        what = model, folder, every_other, dataset, build_tiny_tokenizer(), settings
         trainers = [make_trainer(arm, *what, scripted=lengths) for arm in ARMS.values()]
         return dict(zip(ARMS, take_turns(trainers, repeats), strict=True))
 

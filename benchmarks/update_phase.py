@@ -33,7 +33,7 @@ from transformers import PrinterCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.cli.tiny import build_model, build_tokenizer
+from trl_dapo.cli.tiny import build_tiny_model, build_tiny_tokenizer
 
 from .frame.runs import silent
 from .frame.tables import markdown
@@ -204,8 +204,8 @@ def trainer_of(way, lengths, hidden_size, output_dir):
         rank = PartialState().process_index
         rollout = {name: it[rank::WORLD_SIZE].contiguous() if it.dim() else it for name, it in rollout.items()}
     sizes = {"hidden_size": hidden_size, "intermediate_size": 2 * hidden_size, "head_dim": hidden_size // 4}
-    tokenizer, dataset = build_tokenizer(), Dataset.from_dict({"prompt": ["a"] * NUM_ROWS})
-    model = build_model(tokenizer, seed=0, vocab_size=VOCAB_SIZE, num_hidden_layers=4, **sizes)
+    tokenizer, dataset = build_tiny_tokenizer(), Dataset.from_dict({"prompt": ["a"] * NUM_ROWS})
+    model = build_tiny_model(tokenizer, seed=0, vocab_size=VOCAB_SIZE, num_hidden_layers=4, **sizes)
     what = model, output_dir, lambda completions, **kwargs: [0.0] * len(completions), dataset, tokenizer
     return make_trainer(Arm(cls, {}), *what, settings, scripted=rollout)
 

@@ -41,7 +41,7 @@ from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import processes
-from trl_dapo.cli.commands import main
+from trl_dapo.cli.entry_point import main
 from trl_dapo.cli.train import launch
 from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused
 from trl_dapo.engines.lora_sync import AdapterGeneration

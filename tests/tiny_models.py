@@ -17,7 +17,7 @@ from transformers import (
 )
 from trl.chat_template_utils import qwen3_chat_template
 
-from trl_dapo.cli.tiny import build_character_tokenizer, build_model
+from trl_dapo.cli.tiny import build_character_tokenizer, build_tiny_model
 
 
 CHAT_TEMPLATE = (
@@ -46,7 +46,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast | None = None, **sizes) -> Qwe
         "num_key_value_heads": 1,
         "max_position_embeddings": 2048,
     }
-    return build_model(tokenizer or make_tokenizer(), seed=0, **{**settings, **sizes})
+    return build_tiny_model(tokenizer or make_tokenizer(), seed=0, **{**settings, **sizes})
 
 
 def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None, **sizes) -> str:

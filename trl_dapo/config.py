@@ -149,8 +149,9 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_screen (`str`, *optional*):
             How many completions of a prompt to sample first, such as `"4"`. The rest of its group is sampled only if
             their rewards differ, together with the next prompts. A group that is whole is scored again, in one call,
-            and those rewards count. `"auto"` takes the cheapest number for each prompt, by its pass rate or that of
-            all prompts. `"off"` samples whole groups at once. Carrying completes started groups in the next rollout.
+            and those rewards count. `"on"` takes the cheapest number for each prompt, by its pass rate or that of all
+            prompts, and so does `"auto"`. `"off"` samples whole groups at once. Carrying completes started groups in
+            the next rollout.
             Defaults to `"auto"` if the rewards say which completions are right, except with tools, or with
             transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):

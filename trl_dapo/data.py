@@ -197,7 +197,7 @@ def load_math_dataset(
         known = problems.setdefault(
             key,
             {
-                "prompt": _wrapped(label, messages, problem, prompt_style, row if not images else {}),
+                "prompt": _put_in_style(label, messages, problem, prompt_style, row if not images else {}),
                 "solution": solution,
                 "source": loggable(str(row.get("data_source") or row.get("source") or default_source)),
                 "id": key,
@@ -567,15 +567,15 @@ def _fits(number: int) -> bool:
 def _storable(values: list[Any]) -> list[Any]:
     """Return a column in which whole numbers beyond 64 bits are text; then all of its whole numbers are."""
     is_too_long = any(isinstance(value, int) and not _fits(value) for value in values)
-    return [_as_text(value, is_too_long) for value in values]
+    return [_numbers_as_text(value, is_too_long) for value in values]
 
 
-def _as_text(value: Any, every_number: bool = False) -> Any:
+def _numbers_as_text(value: Any, every_number: bool = False) -> Any:
     """Return a value in which whole numbers beyond 64 bits, or every one of them, are text."""
     if isinstance(value, dict):
-        return {name: _as_text(part) for name, part in value.items()}
+        return {name: _numbers_as_text(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_as_text(part) for part in value]
+        return [_numbers_as_text(part) for part in value]
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_number and (every_number or not _fits(value)) else value
 
@@ -687,7 +687,7 @@ def _unwrapped(prompt: str) -> str:
     return prompt
 
 
-def _wrapped(
+def _put_in_style(
     label: str, messages: list[dict[str, str]], problem: str, prompt_style: str, row: Mapping[str, Any]
 ) -> list[dict[str, str]] | str:
     """Return the prompt that puts a problem to the model in one of the styles."""

@@ -40,7 +40,7 @@ def on_main_process(function: Callable, *args: Any, failed: str = "On the main p
             outcome = function(*args)
         except Exception as exc:
             error = exc
-    outcome, problem = broadcast_object_list([outcome, describe(error)])
+    outcome, problem = broadcast_object_list([outcome, describe_error(error)])
     if problem is not None:
         raise error or RuntimeError(f"{failed}: {problem}")
     return outcome
@@ -48,12 +48,12 @@ def on_main_process(function: Callable, *args: Any, failed: str = "On the main p
 
 def raise_on_every_rank(error: Exception | None, failed: str) -> None:
     """Raises on every rank what any rank was stopped by. Every rank calls it; returns where none was."""
-    for rank, problem in enumerate(gather_object([describe(error)])):
+    for rank, problem in enumerate(gather_object([describe_error(error)])):
         if problem is not None:
             raise error or RuntimeError(f"{failed} on process {rank}: {problem}")
 
 
-def describe(error: Exception | None) -> str | None:
+def describe_error(error: Exception | None) -> str | None:
     """An error's type and message, and the notes that were added to it."""
     if error is None:
         return None

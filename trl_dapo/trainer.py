@@ -65,7 +65,14 @@ from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
 from .run.preflight import Preflight, SetupError
 from .run.stopwatch import Stopwatch
-from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_bar, warn_of_shortfall, wrapped_for
+from .run.terminal import (
+    TerminalCallback,
+    bars_on_terminals_only,
+    print_to_terminal,
+    progress_bar,
+    warn_of_shortfall,
+    wrapped_for,
+)
 from .sampling.batch import Batch
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import GenerationRequest, PromptGroup
@@ -239,8 +246,10 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
-        shown = args, self.stop, self.stopwatch, sampler, self.train_dataset, self.num_groups_left
-        self._terminal = print_to_terminal(self, *shown)
+        self._terminal = TerminalCallback(
+            args, self.stop, self.stopwatch, sampler, self.train_dataset, self.num_groups_left
+        )
+        print_to_terminal(self, self._terminal)
 
     # ---- Data and reward functions ----
 
@@ -265,7 +274,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         """Gives reward functions of one name names of their own."""
         given = self.reward_func_names
         self.reward_func_names = distinct_names(given)
-        for name in {name for name in given if given.count(name) > 1} if self.accelerator.is_main_process else ():
+        if not self.accelerator.is_main_process:
+            return
+        for name in {name for name in given if given.count(name) > 1}:
             own = [f"`{new}`" for new, old in zip(self.reward_func_names, given, strict=True) if old == name]
             logger.warning(
                 f"{len(own)} reward functions are called {name!r}. They are logged as {' and '.join(own)}, in their "
@@ -415,9 +426,14 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                     group.rows[index].old_logps = group.rows[index].logprobs
             return self._score_round(requests, completions, *batch)
 
-        # TRL asks a server for so many completions of every so-manieth prompt: what divides the number of each.
-        in_common = patched(self, num_generations=math.gcd(*(request.num_completions for request in requests)))
-        with in_common, self._recording(score) as recorded, self._ahead.answering(requests):
+        # TRL takes one of `num_generations` prompts in a row and asks a server for as many completions of it, which is
+        # right for a number that divides the completions of each request.
+        common_divisor = math.gcd(*(request.num_completions for request in requests))
+        with (
+            patched(self, num_generations=common_divisor),
+            self._recording(score) as recorded,
+            self._ahead.answering(requests),
+        ):
             super()._generate_and_score_completions(inputs)
         return Round(requests, completions, recorded.metrics, is_stale)
 
@@ -467,7 +483,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         Return what reward functions logged of each completion that all processes just scored, `None` for those beyond
         `num_scored` up to `num_rows`. Collective.
         """
-        copies = [None] * (0 if num_rows is None else num_rows - num_scored)
+        num_copies = 0 if num_rows is None else num_rows - num_scored
         own, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
         logs = {}
         for column in sorted({*gather_object(list(own))}):
@@ -477,19 +493,21 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 if column in own:
                     _warn_of_column(column, len(values), num_scored)
                 values = [None] * num_scored
-            logs[column] = gather_object(values + copies)
+            logs[column] = gather_object(values + [None] * num_copies)
         return logs
 
     def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decided]:
         """Yield the groups of a round by their size, with the reason to drop each, or `None`."""
-        by_size: dict[tuple[int, int], list[PromptGroup]] = {}
+        by_size: dict[tuple[int, int], list[PromptGroup]] = {}  # completions known before, and now
         for request in round_.requests:
             num_known = request.group.num_received - request.num_completions
-            by_size.setdefault((-num_known, request.group.num_received), []).append(request.group)
-        for (minus_known, size), groups in sorted(by_size.items(), key=lambda item: item[0]):  # the oldest first
+            by_size.setdefault((num_known, request.group.num_received), []).append(request.group)
+        # First the groups of which most was known before, since they are the oldest.
+        for num_known, size in sorted(by_size, key=lambda sizes: (-sizes[0], sizes[1])):
+            groups = by_size[num_known, size]
             if self._group_filter is not None:
                 reasons = ask_group_filter(self._group_filter, groups, self.reward_func_names)
-                yield Decided(groups, reasons, -minus_known, step=step)
+                yield Decided(groups, reasons, num_known, step=step)
                 continue
             rewards_BF = torch.cat([group.rewards for group in groups])
             masked_B = None
@@ -498,8 +516,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             reasons = self._task.drop_reasons(rewards_BF, masked_B, size)
             counts = None
             if sampler.selection.needs_counts and self._task.has_correctness:
-                counts = self._task.count_correct(rewards_BF, masked_B, reasons, -minus_known)
-            yield Decided(groups, reasons, -minus_known, counts, step)
+                counts = self._task.count_correct(rewards_BF, masked_B, reasons, num_known)
+            yield Decided(groups, reasons, num_known, counts, step)
 
     def _keep_old_logps(self, sampler: Sampler) -> None:
         """Note the present policy's log-probabilities of what it sampled for later rollouts. Collective."""

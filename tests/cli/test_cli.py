@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from trl_dapo.cli import main
-from trl_dapo.cli.commands import known_names
+from trl_dapo.cli.entry_point import known_names
 
 
 def python(code: str, **settings) -> subprocess.CompletedProcess:
@@ -37,7 +37,7 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
     def interrupt(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"trl_dapo.cli.commands.{function}", interrupt)
+    monkeypatch.setattr(f"trl_dapo.cli.entry_point.{function}", interrupt)
     assert main(argv) == 130
     assert capsys.readouterr().err.lstrip("\n").startswith(said)
 

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from trl_dapo.cli import fetch
-from trl_dapo.cli.commands import main
+from trl_dapo.cli.entry_point import main
 
 
 pytestmark = pytest.mark.fast

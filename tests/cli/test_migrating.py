@@ -20,7 +20,7 @@ from trl.scripts import grpo
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli import processes, train
-from trl_dapo.cli.commands import main
+from trl_dapo.cli.entry_point import main
 from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
 from trl_dapo.plan.recipe import read
 

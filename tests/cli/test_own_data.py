@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from helpers import launch as launch_job
 
-from trl_dapo.cli.commands import main
+from trl_dapo.cli.entry_point import main
 from trl_dapo.cli.train import launch, make_parser, tell_mistake, trainer_arguments
 
 

@@ -13,7 +13,7 @@ from helpers import launch as launch_job
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from trl_dapo.cli import processes
-from trl_dapo.cli.commands import main
+from trl_dapo.cli.entry_point import main
 from trl_dapo.cli.train import make_parser
 from trl_dapo.settings.recipe_files import find_recipe
 

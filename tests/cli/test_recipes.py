@@ -25,7 +25,7 @@ from transformers.utils import is_bitsandbytes_available
 from trl.rewards import think_format_reward
 
 from trl_dapo.cli import processes
-from trl_dapo.cli.commands import _make_parser
+from trl_dapo.cli.entry_point import _make_parser
 from trl_dapo.cli.tiny import digit_reward
 from trl_dapo.cli.train import launch, make_parser
 from trl_dapo.plan import plan

@@ -10,7 +10,7 @@ import pytest
 from evaluations import Deal, ask, sums, sums_of
 from rich.console import Console
 
-from trl_dapo.cli import commands as cli
+from trl_dapo.cli import entry_point as cli
 from trl_dapo.evaluation import commands, compare, estimate_mean
 
 

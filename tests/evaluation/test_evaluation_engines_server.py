@@ -15,7 +15,7 @@ from datasets import Dataset
 from evaluations import Deal, ask, asked, mixed_prompts, reply, sums
 
 from trl_dapo.evaluation import server_client as server_engine
-from trl_dapo.evaluation.jobs import Job, Sampling
+from trl_dapo.evaluation.jobs import Job, SamplingSettings
 
 
 pytestmark = pytest.mark.fast
@@ -49,7 +49,7 @@ def test_only_the_proxy_for_the_servers_own_scheme_is_read(serve, tmp_path, monk
 def test_an_answer_is_utf_8_whatever_it_is_declared_to_be():
     answer = json.dumps(reply("½ + 1½ = 2", False), ensure_ascii=False).encode()
     response = server_engine.httpx2.Response(200, headers={"Content-Type": "a/b; charset=latin-1"}, content=answer)
-    server = server_engine._Server("http://server/v1", "tiny", Sampling(1.0, 1.0, 0, 8), 1.0, 0)
+    server = server_engine._Server("http://server/v1", "tiny", SamplingSettings(1.0, 1.0, 0, 8), 1.0, 0)
     server._client = types.SimpleNamespace(post=lambda *args, **kwargs: response)
     assert server.ask(Job("a", 0, "1+1", 0)).text == "½ + 1½ = 2"
 
@@ -157,7 +157,7 @@ def test_the_delays_double_up_to_a_minute(serve, monkeypatch):
     monkeypatch.setattr(server_engine, "_FIRST_DELAY", 0.5)
     monkeypatch.setattr(server_engine._jitter, "uniform", lambda low, high: high)
     server = serve(lambda body: (503, {"error": "loading"}))
-    sampling = server_engine.Sampling(1.0, 0.7, 0, 8)
+    sampling = server_engine.SamplingSettings(1.0, 0.7, 0, 8)
     asking = server_engine._Server(server.url, "tiny", sampling, request_timeout=60, num_retries=9)
     delays = []
     asking.is_given_up = types.SimpleNamespace(wait=delays.append)

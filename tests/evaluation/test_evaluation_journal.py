@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import evaluation
 from trl_dapo.evaluation import evaluate
-from trl_dapo.evaluation.jobs import Completion, Journal
+from trl_dapo.evaluation.jobs import GeneratedCompletion, Journal
 
 
 KILLED = """
@@ -148,11 +148,11 @@ def test_another_training_of_the_same_name_is_refused(serve, tmp_path, tiny_mode
 def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
     path = tmp_path / "completions.jsonl"
     with Journal(path, {}) as journal:
-        journal.append("a", 0, Completion("text", 1, False))
+        journal.append("a", 0, GeneratedCompletion("text", 1, False))
         with pytest.raises(BlockingIOError, match=f"Another evaluation is writing to `{tmp_path}`"):
             Journal(path, {})
     with Journal(path, {}) as journal:
-        assert journal.completions == {("a", 0): Completion("text", 1, False)}
+        assert journal.completions == {("a", 0): GeneratedCompletion("text", 1, False)}
 
 
 @pytest.mark.parametrize(

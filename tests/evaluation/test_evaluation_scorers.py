@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 from evaluations import Deal, ask, asked, completions, mixed_prompts, sums
 
-from trl_dapo.evaluation.jobs import Completion, Problem
+from trl_dapo.evaluation.jobs import GeneratedCompletion, Problem
 from trl_dapo.evaluation.scorers import score
 
 
@@ -120,7 +120,7 @@ def problem(**columns):
 
 
 def said(*texts):
-    return [[Completion(text, 1, False, [5]) for text in texts]]
+    return [[GeneratedCompletion(text, 1, False, [5]) for text in texts]]
 
 
 @pytest.mark.fast

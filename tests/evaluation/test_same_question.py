@@ -15,7 +15,7 @@ from tiny_models import make_model, make_tokenizer
 from transformers import GenerationMixin
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.cli.commands import main
+from trl_dapo.cli.entry_point import main
 from trl_dapo.cli.train import make_parser, trainer_arguments
 from trl_dapo.rewards import checks
 

@@ -61,6 +61,13 @@ def test_off_in_a_recipe_is_no_false(write, tmp_path, no):
         assert (settings.dynamic_sampling_screen, settings.dynamic_sampling_memory) == ("off", False)
 
 
+@pytest.mark.parametrize("yes", [True, "true", "on"])
+def test_on_in_a_recipe_is_no_true(write, tmp_path, yes):
+    on = {"dynamic_sampling_screen": yes, "num_generations": 4, "per_device_train_batch_size": 4}
+    for settings in (tiny_config(tmp_path, **on), plan(write("any CPU", {**TINY_RUN, **on})).recipe.settings):
+        assert settings.dynamic_sampling_screen == "on"
+
+
 @pytest.mark.parametrize("text", ["True", "false"])
 def test_whether_rewards_are_scaled_may_be_text_in_a_recipe(write, text):
     settings = plan(write("any CPU", {**TINY_RUN, "scale_rewards": text})).recipe.settings

@@ -23,7 +23,7 @@ from trl import GRPOConfig
 from trl.rewards import accuracy_reward, think_format_reward
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.cli.commands import _make_parser
+from trl_dapo.cli.entry_point import _make_parser
 from trl_dapo.cli.processes import split_options
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan

@@ -446,7 +446,13 @@ def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
 
 @pytest.mark.parametrize(
     ("options", "counts"),
-    [({}, False), ({"screen": 4}, False), ({"screen": "auto"}, True), ({"memory": PromptMemory()}, True)],
+    [
+        ({}, False),
+        ({"screen": 4}, False),
+        ({"screen": "auto"}, True),
+        ({"screen": "on"}, True),
+        ({"memory": PromptMemory()}, True),
+    ],
 )
 def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_hangs_on_them(options, counts):
     assert new(4, **options).selection.needs_counts is counts
@@ -586,7 +592,7 @@ def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume
     assert again.selection.round_size.share_completed == sampler.selection.round_size.share_completed
 
 
-@pytest.mark.parametrize(("screen", "new"), [("auto", [8]), (3, [3] * 4)])
+@pytest.mark.parametrize(("screen", "new"), [("auto", [8]), ("on", [8]), (3, [3] * 4)])
 def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
     """Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: eight of one prompt, or 3 of four."""
     sampler = make(8, num_generations=16, screen=screen, max_round_size=4, carries=True)

@@ -218,6 +218,7 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         (MEMORY, FILTER, "`dynamic_sampling_memory=True` has no effect ... Leave one of them out."),
         (MEMORY, WITHOUT_CORRECTNESS, "`dynamic_sampling_memory=True` needs a name."),
         (SCREEN, WITHOUT_CORRECTNESS, "`dynamic_sampling_screen='auto'` needs a name."),
+        ({"dynamic_sampling_screen": "on"}, WITHOUT_CORRECTNESS, "`dynamic_sampling_screen='on'` needs a name."),
         (BAND, FILTER, "`dynamic_sampling_max_accuracy=0.9` has no effect ... Leave one of them out."),
         (AHEAD, {"has_rollout_func": True}, "`rollouts_ahead=1` ... a `rollout_func`, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_environments": True}, "`rollouts_ahead=1` ... environments, ... Set `rollouts_ahead=0`."),

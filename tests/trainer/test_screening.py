@@ -132,12 +132,13 @@ def test_a_group_filter_judges_whole_groups_and_is_not_screened(tiny_model, tmp_
         ScriptedTrainer(tiny_model, right, tiny_config(tmp_path, **SCREENED), **data)
 
 
-def test_auto_needs_to_know_what_is_right(tiny_model, tmp_path):
+@pytest.mark.parametrize("screen", ["auto", "on"])
+def test_choosing_the_number_needs_to_know_what_is_right(tiny_model, tmp_path, screen):
     def other(completions, **kwargs):
         return [0.0] * len(completions)
 
-    with pytest.raises(ValueError, match="`dynamic_sampling_screen='auto'` needs to know which completions are right"):
-        make(tiny_model, tmp_path, reward=[right, other], dynamic_sampling_screen="auto")
+    with pytest.raises(ValueError, match=f"`dynamic_sampling_screen='{screen}'` needs to know which completions"):
+        make(tiny_model, tmp_path, reward=[right, other], dynamic_sampling_screen=screen)
 
 
 # ---- A group is scored when it is whole ----

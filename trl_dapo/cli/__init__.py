@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `trl-dapo quickstart | train | plan | recipes | new | fetch | eval | compare | report`."""
 
-from .commands import main
+from .entry_point import main
 
 
 __all__ = ["main"]

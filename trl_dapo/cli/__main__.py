@@ -4,7 +4,7 @@
 
 import sys
 
-from .commands import main
+from .entry_point import main
 
 
 sys.exit(main())

@@ -50,7 +50,7 @@ MAX_ANSWER_TOKENS = 8
 NUM_PROMPTS, NUM_COMPLETIONS = 16, 8  # of a batch, and of each of its prompts
 
 
-class Problem(NamedTuple):
+class ArithmeticProblem(NamedTuple):
     family: str
     text: str
     answer: str
@@ -82,8 +82,8 @@ class Problems:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self.held_out: list[Problem] = []
-        self.train: dict[str, list[Problem]] = {}
+        self.held_out: list[ArithmeticProblem] = []
+        self.train: dict[str, list[ArithmeticProblem]] = {}
         for family in FAMILIES:
             pairs = [(a, b) for a in family.left for b in family.right]
             self._random.shuffle(pairs)
@@ -103,15 +103,15 @@ class Problems:
             examples.append(f"{problem.text}={answer}")
         return examples
 
-    def draw(self, num_problems: int) -> list[Problem]:
+    def draw(self, num_problems: int) -> list[ArithmeticProblem]:
         """Training problems, each family as often as its share says; the same one may come twice."""
         names = self._random.choices(list(self.train), [family.share for family in FAMILIES], k=num_problems)
         return [self._random.choice(self.train[name]) for name in names]
 
 
-def _problem(family: Family, left: int, right: int) -> Problem:
+def _problem(family: Family, left: int, right: int) -> ArithmeticProblem:
     answer = left + right if family.operator == "+" else left * right
-    return Problem(family.name, f"{left:02d}{family.operator}{right:02d}", _units_first(answer))
+    return ArithmeticProblem(family.name, f"{left:02d}{family.operator}{right:02d}", _units_first(answer))
 
 
 def _units_first(number: int) -> str:
@@ -145,7 +145,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> 
         "tie_word_embeddings": True,
         "bos_token_id": None,
     }
-    return tiny.build_model(tokenizer, seed, **{**settings, **sizes})
+    return tiny.build_tiny_model(tokenizer, seed, **{**settings, **sizes})
 
 
 def warm_up(
@@ -176,14 +176,14 @@ def warm_up(
         on_step(loss.item())
 
 
-def to_dataset(problems: list[Problem]) -> Dataset:
+def to_dataset(problems: list[ArithmeticProblem]) -> Dataset:
     """Problems as the trainers and an evaluation read them."""
     asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
     rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
     return Dataset.from_list(rows)
 
 
-def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
+def measure(checkpoint: Path, problems: list[ArithmeticProblem], output_dir: Path, seed: int) -> dict:
     """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
     # Another run's answers must not stand in for this one's.
     shutil.rmtree(output_dir, ignore_errors=True)

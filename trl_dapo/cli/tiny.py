@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Tokenizer of one token a byte, which can read any prompt."""
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -41,7 +41,7 @@ def _with_template(tokenizer: Tokenizer, chat_template: str, **tokens: str) -> P
     return fast
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
+def build_tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
     """Qwen3 with random weights, 0.1 million parameters by default; `sizes` are fields of its config."""
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),

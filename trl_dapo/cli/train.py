@@ -500,6 +500,6 @@ def tiny_model(training_args: DAPOConfig) -> str:
     path = Path(output_folder(training_args)) / "tiny_model"
     with PartialState().local_main_process_first():
         if not (path / "config.json").exists():
-            tokenizer = tiny.build_tokenizer()
-            tiny.save(tiny.build_model(tokenizer, training_args.seed), tokenizer, path)
+            tokenizer = tiny.build_tiny_tokenizer()
+            tiny.save(tiny.build_tiny_model(tokenizer, training_args.seed), tokenizer, path)
     return str(path)

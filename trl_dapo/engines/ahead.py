@@ -49,19 +49,28 @@ class Answer:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, loadable with `weights_only=True`."""
-        columns = {name: [*map(torch.from_numpy, getattr(self, name))] for name in ("completion_ids", "logprobs")}
-        return {"prompt_ids": torch.from_numpy(self.prompt_ids), **columns}
+        return {
+            "prompt_ids": torch.from_numpy(self.prompt_ids),
+            "completion_ids": [torch.from_numpy(ids) for ids in self.completion_ids],
+            "logprobs": [torch.from_numpy(row) for row in self.logprobs],
+        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Answer":
         """The answer that [`Answer.state_dict`] described."""
-        columns = {name: [row.numpy() for row in state[name]] for name in ("completion_ids", "logprobs")}
-        return cls(prompt_ids=state["prompt_ids"].numpy(), **columns)
+        return cls(
+            prompt_ids=state["prompt_ids"].numpy(),
+            completion_ids=[ids.numpy() for ids in state["completion_ids"]],
+            logprobs=[row.numpy() for row in state["logprobs"]],
+        )
 
 
 def hand_over(answers: Sequence[Answer], prompts: list[list[int]], *, n: int, **sampling: Any) -> dict[str, list]:
     """What `VLLMClient.generate` would return, if it now requested `n` completions of each of these prompts."""
-    prompt_ids = [ids for answer in answers for ids in [answer.prompt_ids.tolist()] * (len(answer.logprobs) // n)]
+    prompt_ids: list[list[int]] = []
+    for answer in answers:
+        num_prompts = len(answer.logprobs) // n  # a prompt comes once for every `n` of its completions
+        prompt_ids += [answer.prompt_ids.tolist() for _ in range(num_prompts)]
     if prompt_ids != [list(ids) for ids in prompts]:
         raise RuntimeError("What was sampled ahead is not of the prompts that are due.")
     return {
@@ -82,7 +91,7 @@ class GroupsAhead:
         *,
         client: Any,
         tokenize: Callable[[list], list[list[int]]],
-        generate: Callable[[list, int], None],  # through the client; so many of every so-manieth prompt
+        generate: Callable[[list, int], None],  # through the client: prompts, and completions of each
         naming_lost_server: Callable[[], AbstractContextManager],  # says which server was lost
         keeping_weights: Callable[[], AbstractContextManager],  # TRL pushes none
         is_waited_for: bool,  # before anything else is requested, and in checkpoints
@@ -111,7 +120,8 @@ class GroupsAhead:
 
         rank, num_ranks = rank_and_world_size()
         texts = [request.group.example["prompt"] for request in requests]
-        texts += texts[-1:] * (-len(texts) % num_ranks)  # an equal share each
+        while len(texts) % num_ranks:  # every process needs as many
+            texts.append(texts[-1])
         with self._naming_lost_server(), self._generating_by(record_request):
             self._generate(texts[local_slice(len(texts), rank, num_ranks)], 1)
         self._requested |= dict.fromkeys(request.group.number for request in requests)
@@ -129,7 +139,8 @@ class GroupsAhead:
             yield
             return
         self.submit(requests)  # if a checkpoint held only some of the answers
-        calls, answers = [self._requested.pop(number) for number in numbers], list[Answer]()
+        calls = [self._requested.pop(number) for number in numbers]
+        answers: list[Answer] = []
         with self._stopwatch.timing("wait"):
             self._num_waited += on_main_process(self._wait, calls, answers, failed="The main process could not sample")
         # TRL would push today's weights. They are due before the next request.

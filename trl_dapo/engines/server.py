@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trl.generation import vllm_client
 
 from ..config import DAPOConfig
-from ..ranks import describe
+from ..ranks import describe_error
 from ..run.checkpoint import last_complete_checkpoint, output_folder
 from ..settings.secrets import without_secrets
 from ..update.patching import patched
@@ -132,7 +132,7 @@ class BoundClient(ClientBase):
         try:
             wrong = _what_is_wrong(answer, kwargs["json"], self.vocab_size)
         except (AttributeError, KeyError, TypeError) as error:
-            wrong = f"answered in another form than vLLM's ({describe(error)})"
+            wrong = f"answered in another form than vLLM's ({describe_error(error)})"
         if wrong is None and self._instance is not None and self._instance != self._instance_name():
             wrong = "was started again while the run sampled, and has the weights on its disk"
         if wrong is not None:

@@ -62,8 +62,9 @@ class EvaluationMixin(TypedGRPOTrainer):
                 num_rows = rows_that_fit(longest or context_length(self.model.config))
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
         with self.stopwatch.timing("evaluation", how_much):
-            how = description, prediction_loss_only, ignore_keys, metric_key_prefix
-            output = super().evaluation_loop(dataloader, *how)
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
         scores = self._scores.means() if self._task.has_correctness else {}
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})

@@ -35,7 +35,7 @@ class Job(NamedTuple):
     seed: int  # of 31 bits
 
 
-class Sampling(NamedTuple):
+class SamplingSettings(NamedTuple):
     temperature: float  # 0 takes the most probable token
     top_p: float
     top_k: int  # 0 is all tokens
@@ -43,14 +43,14 @@ class Sampling(NamedTuple):
     min_p: float = 0.0  # 0 is no minimum
 
 
-class Completion(NamedTuple):
+class GeneratedCompletion(NamedTuple):
     text: str  # without special tokens
     length: int | None  # tokens, with the one that ends it; `None` if the server does not say
     truncated: bool
     ids: list[int] | None = None  # the tokens; `None` of a server
 
 
-OnCompletion = Callable[[Job, Completion], None]
+OnCompletion = Callable[[Job, GeneratedCompletion], None]
 
 
 class Problem(NamedTuple):
@@ -141,7 +141,7 @@ class Journal(AbstractContextManager):
         import fcntl  # POSIX only; the figures of an evaluation are for every system
 
         self.path = path
-        self.completions: dict[tuple[str, int], Completion] = {}
+        self.completions: dict[tuple[str, int], GeneratedCompletion] = {}
         self._lock = threading.Lock()
         self._synced_at = time.monotonic()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ class Journal(AbstractContextManager):
             self._file.close()
             raise
 
-    def append(self, problem: str, index: int, completion: Completion) -> None:
+    def append(self, problem: str, index: int, completion: GeneratedCompletion) -> None:
         """Once this returns, the completion outlives the process. Several threads may call it."""
         with self._lock:
             self._write({"problem": problem, "index": index, **completion._asdict()})
@@ -201,7 +201,7 @@ class Journal(AbstractContextManager):
                 "`output_dir`, or delete that file to start over."
             )
         for entry in entries[1:]:
-            completion = Completion(entry["text"], entry["length"], entry["truncated"], entry.get("ids"))
+            completion = GeneratedCompletion(entry["text"], entry["length"], entry["truncated"], entry.get("ids"))
             self.completions.setdefault((entry["problem"], entry["index"]), completion)
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from transformers import (
 
 from ..sampling.example_names import digest
 from ..update.patching import training_mode
-from .jobs import Completion, Job, OnCompletion, Sampling
+from .jobs import GeneratedCompletion, Job, OnCompletion, SamplingSettings
 
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _end_token_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase)
 
 def generate_with_transformers(
     jobs: list[Job],
-    sampling: Sampling,
+    sampling: SamplingSettings,
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike | PreTrainedModel,
@@ -146,18 +146,22 @@ def generate_with_transformers(
         )
     eos_ids = _end_token_ids(model.generation_config, tokenizer)
     pad_id = next(iter(eos_ids), 0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    how: dict[str, Any] = {}
+    random_sampling: dict[str, Any] = {}
     if sampling.temperature > 0:
-        how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")}
-        how["min_p"] = sampling.min_p or None
+        random_sampling = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p or None,
+        }
     # As in training: what is not set here, such as tokens to suppress, `generate` takes from the model's own.
     generation_config = GenerationConfig(
         max_new_tokens=sampling.max_completion_length,
-        do_sample=bool(how),
+        do_sample=bool(random_sampling),
         eos_token_id=eos_ids,
         pad_token_id=pad_id,
         repetition_penalty=1.0,
-        **how,
+        **random_sampling,
     )
     for start in range(0, len(jobs), batch_size):
         batch, rows = jobs[start : start + batch_size], prompt_ids[start : start + batch_size]
@@ -184,11 +188,11 @@ def generate_with_transformers(
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
             text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
-            completions.append(Completion(text, len(ids), end is None, ids))
+            completions.append(GeneratedCompletion(text, len(ids), end is None, ids))
         _hand_over(batch, completions, on_completion)
 
 
-def _hand_over(jobs: list[Job], completions: list[Completion], on_completion: OnCompletion) -> None:
+def _hand_over(jobs: list[Job], completions: list[GeneratedCompletion], on_completion: OnCompletion) -> None:
     """Hands over all of these completions, and raises only then what the first that failed has raised."""
     failures = []
     for job, completion in zip(jobs, completions, strict=True):
@@ -247,7 +251,7 @@ def check_vllm(model: str | os.PathLike) -> None:
 
 def generate_with_vllm(
     jobs: list[Job],
-    sampling: Sampling,
+    sampling: SamplingSettings,
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike,
@@ -287,7 +291,7 @@ def generate_with_vllm(
             for output in finished:
                 answer = output.outputs[0]
                 ids = list(answer.token_ids)
-                completions.append(Completion(answer.text, len(ids), answer.finish_reason == "length", ids))
+                completions.append(GeneratedCompletion(answer.text, len(ids), answer.finish_reason == "length", ids))
             _hand_over([jobs[int(output.request_id)] for output in finished], completions, on_completion)
     finally:
         # Its processes would keep the memory that the next model needs, and may keep this process from ending.

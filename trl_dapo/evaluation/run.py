@@ -28,7 +28,17 @@ from ..settings.arguments import check_model_path, naming_missing_folders, read_
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check_value
 from ..settings.secrets import without_secrets
 from ..version import __version__
-from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
+from .jobs import (
+    JOURNAL_FILE,
+    SUMMARY_FILE,
+    GeneratedCompletion,
+    Job,
+    Journal,
+    Problem,
+    SamplingSettings,
+    make_jobs,
+    read_problems,
+)
 from .scorers import (
     Scorer,
     Verdicts,
@@ -232,7 +242,7 @@ def evaluate(
             f"`chat_template_kwargs={arguments['chat_template_kwargs']}` has no effect: the prompts are text, around "
             "which no chat template goes. Leave it out, or give messages."
         )
-    sampling = Sampling(temperature, top_p, top_k, max_completion_length, min_p)
+    sampling = SamplingSettings(temperature, top_p, top_k, max_completion_length, min_p)
     chosen_rows = {"dataset": _plain_path(dataset), **selection} if isinstance(dataset, _PATH) else {}
     settings = {
         "model": _plain_path(model, base_url) if isinstance(model, _PATH) else model.config.name_or_path,
@@ -267,7 +277,7 @@ def evaluate(
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
         if not isinstance(dataset, _PATH):  # else the header says which dataset it is
-            _refuse_other_problems(journal, problems)
+            _refuse_another_dataset(journal, problems)
         with naming_missing_folders(None if base_url else model):
             _complete(journal, problems, make_jobs(problems, k, seed), generate, progress, score_with, scorer_name)
         completions_PK = [
@@ -309,7 +319,7 @@ def _scored(
     name: str,
     journal: Journal,
     problems: list[Problem],
-    completions_PK: list[list[Completion]],
+    completions_PK: list[list[GeneratedCompletion]],
 ) -> Verdicts:
     """The verdicts; where a scorer fails, an error that says what is kept."""
     try:
@@ -388,16 +398,16 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
                     f"`{name}={selection[name]!r}` has no effect: `{dataset}` is a file, which has neither splits nor "
                     "configurations. Leave it out."
                 )
-        how = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
+        reading = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
         # Another scorer reads the completions that are there, whatever it would have asked for.
         if style is None:
             style = _style_in(journal)
         # Rows that are taken as they are cannot be bad: `on_bad_rows` asks for another reading of them.
         if style is _UNKNOWN or (style is None and selection["on_bad_rows"] != "error"):
             reward_funcs = [scorer] if is_reward_function(scorer) else []
-            style = choose_prompt_style(dataset, reward_funcs=reward_funcs, **how)
+            style = choose_prompt_style(dataset, reward_funcs=reward_funcs, **reading)
         selection["prompt_style"] = style
-        rows = load_prompts(dataset, style, **how, offset=selection["offset"], limit=selection["limit"])
+        rows = load_prompts(dataset, style, **reading, offset=selection["offset"], limit=selection["limit"])
     else:
         from ..data import plain_rows
 
@@ -439,7 +449,7 @@ def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _refuse_other_problems(journal: Journal, problems: list[Problem]) -> None:
+def _refuse_another_dataset(journal: Journal, problems: list[Problem]) -> None:
     """The folder of another dataset is not written over by mistake."""
     known = {key for key, _ in journal.completions}
     if known and known.isdisjoint(problem.key for problem in problems):
@@ -481,7 +491,7 @@ def _complete(
                 completions = [journal.completions[key, i] for i in range(num_asked[key])]
                 _scored(score_with, scorer_name, journal, [by_key[key]], [completions])
 
-        def keep(job: Job, completion: Completion) -> None:
+        def keep(job: Job, completion: GeneratedCompletion) -> None:
             journal.append(job.problem, job.index, completion)
             bar.update(len(journal.completions) - num_others - bar.n)
             with counting:
@@ -503,7 +513,7 @@ def _complete(
 
 
 def summarise(
-    problems: list[Problem], completions_PK: list[list[Completion]], found: Verdicts, k: int
+    problems: list[Problem], completions_PK: list[list[GeneratedCompletion]], found: Verdicts, k: int
 ) -> dict[str, Any]:
     verdicts_PK = found.of_problems
     scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
@@ -544,14 +554,14 @@ def _last_text(prompt: str | list[dict[str, Any]]) -> str:
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].get("content"))
 
 
-def _as_text(solution: Any) -> str | None:
+def _solution_text(solution: Any) -> str | None:
     """A gold answer as a file shows it, a float as plain digits: 51.0 is the answer 51."""
     text = gold_text(solution) if isinstance(solution, float) else solution
     return None if text is None else loggable(str(text))
 
 
 def write_completions(
-    path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts: Verdicts
+    path: Path, problems: list[Problem], completions_PK: list[list[GeneratedCompletion]], verdicts: Verdicts
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -562,7 +572,7 @@ def write_completions(
             "source": loggable(problem.source),
             "index": i,
             "prompt": loggable(_last_text(problem.prompt)),
-            "solution": _as_text(problem.solution),
+            "solution": _solution_text(problem.solution),
             "completion": loggable(completion.text),
             "answer": None if verdict.answer is None else loggable(verdict.answer),
             "correct": verdict.correct,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rewards.names import REWARD_FUNCS, answer_text, find_answers
 from ..settings.arguments import load_function
-from .jobs import Completion, Problem
+from .jobs import GeneratedCompletion, Problem
 
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def check_columns(scorer: Scorer, name: str, columns: Sequence[str], sends_ids: 
 
 def score(
     problems: Sequence[Problem],
-    completions_PK: Sequence[Sequence[Completion]],
+    completions_PK: Sequence[Sequence[GeneratedCompletion]],
     scorer: Scorer,
     *,
     name: str = "",
@@ -123,7 +123,7 @@ def score(
     Args:
         problems (`Sequence[Problem]`):
             P problems.
-        completions_PK (`Sequence[Sequence[Completion]]`):
+        completions_PK (`Sequence[Sequence[GeneratedCompletion]]`):
             The completions of each.
         scorer (`Callable`):
             A reward function, or a function of a completion and the gold answer.
@@ -167,7 +167,7 @@ def _read_verdict(returned: Any, name: str) -> Verdict:
 
 
 def _reward_verdicts(
-    rows: list[tuple[Problem, Completion]],
+    rows: list[tuple[Problem, GeneratedCompletion]],
     reward_func: Scorer,
     name: str,
     accuracy_threshold: float | None,
@@ -200,7 +200,7 @@ def _reward_verdicts(
 
 
 def call_reward(
-    rows: list[tuple[Problem, Completion]],
+    rows: list[tuple[Problem, GeneratedCompletion]],
     reward_func: Scorer,
     name: str,
     trainer_state: "TrainerState | None",
@@ -245,7 +245,7 @@ async def _wait_for(awaitable: Any) -> Any:
 
 
 def warn_without_answers(
-    completions_PK: Sequence[Sequence[Completion]], verdicts: Verdicts, scorer: str | Scorer
+    completions_PK: Sequence[Sequence[GeneratedCompletion]], verdicts: Verdicts, scorer: str | Scorer
 ) -> None:
     """Tells an evaluation in which most answers were not found from one in which they were wrong."""
     if not verdicts.states_answers:

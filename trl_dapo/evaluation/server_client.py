@@ -22,7 +22,7 @@ import httpx2
 
 from ..rewards.dapo_math import content_text
 from ..settings.secrets import LEFT_OUT, without_secrets
-from .jobs import Completion, Job, OnCompletion, Sampling
+from .jobs import GeneratedCompletion, Job, OnCompletion, SamplingSettings
 
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _jitter = random.Random()  # its own: the program's random numbers are not ours 
 
 def generate_with_server(
     jobs: list[Job],
-    sampling: Sampling,
+    sampling: SamplingSettings,
     on_completion: OnCompletion,
     *,
     model: str | os.PathLike,
@@ -99,7 +99,7 @@ class _Server:
         self,
         base_url: str,
         model: str,
-        sampling: Sampling,
+        sampling: SamplingSettings,
         request_timeout: float,
         num_retries: int,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -138,7 +138,7 @@ class _Server:
         self.is_given_up.set()
         self._client.close()
 
-    def ask(self, job: Job) -> Completion:
+    def ask(self, job: Job) -> GeneratedCompletion:
         """The completion of one job, retries included."""
         is_plain = isinstance(job.prompt, str)
         path = "/completions" if is_plain else "/chat/completions"
@@ -154,7 +154,7 @@ class _Server:
                     raise ConnectionError(f"{self.base_url} does not answer ({tries}): {error}.") from error.__cause__
             delay, num_left = min(2 * delay, _LONGEST_DELAY), num_left - 1
 
-    def _post(self, path: str, fields: dict[str, Any]) -> Completion:
+    def _post(self, path: str, fields: dict[str, Any]) -> GeneratedCompletion:
         url = self.base_url + path
         try:
             # ASCII: a prompt may hold lone surrogates.
@@ -175,7 +175,7 @@ class _Server:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _Transient(f"{url} sent what is no completion: {quoted}") from error
 
-    def _read(self, answer: Any) -> Completion:
+    def _read(self, answer: Any) -> GeneratedCompletion:
         choice = answer["choices"][0]
         message = choice.get("message")
         text = choice["text"] if message is None else content_text(message.get("content"))
@@ -190,4 +190,6 @@ class _Server:
                 f"while they reason, also raise `max_completion_length`, which is {self._fields['max_tokens']}."
             )
         length = (answer.get("usage") or {}).get("completion_tokens")
-        return Completion(text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length")
+        return GeneratedCompletion(
+            text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length"
+        )

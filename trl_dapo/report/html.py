@@ -113,7 +113,7 @@ def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
         runs=list(zip(labels, RUN_COLOURS, runs, summaries, strict=False)),
         panels=[_described(picture, labels) for picture in pictures],
         settings=_settings(runs),
-        outcomes=_outcomes(runs),
+        outcomes=_outcomes_of_runs(runs),
         evaluated=[_evaluated(run.log_history) for run in runs],
         columns=_columns(summaries),
         left_out=[panel.title for panel in PANELS if panel not in (*shown, *OF_SEVERAL_RUNS)],
@@ -197,7 +197,7 @@ def _as_set(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _outcomes(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
+def _outcomes_of_runs(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
     """What became of the groups: for each outcome, each run's figures."""
     found = [{row["outcome"]: row for row in run.groups.outcomes} if run.groups else {} for run in runs]
     names = dict.fromkeys(outcome for of_run in found for outcome in of_run)

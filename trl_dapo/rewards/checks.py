@@ -33,7 +33,7 @@ def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dat
     if columns is None or "prompt" in columns:
         return
     raise ValueError(
-        f"`{dataset}` has no column `prompt`; its columns are {_listed(columns)}. Rename the one that holds the "
+        f"`{dataset}` has no column `prompt`; its columns are {_quoted(columns)}. Rename the one that holds the "
         'prompts, in the file or by `dataset.rename_column("question", "prompt")`, or load a math dataset with '
         "`trl_dapo.data.load_math_dataset`."
     )
@@ -52,7 +52,7 @@ def check_reward_columns(
         return
     if taken := [column for column in columns if column in ("prompts", "completions")]:
         raise ValueError(
-            f"`{dataset}` has the column {_listed(taken)}, a name that TRL passes to reward functions itself. Rename "
+            f"`{dataset}` has the column {_quoted(taken)}, a name that TRL passes to reward functions itself. Rename "
             f'it, in the file or by `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
         )
     passed_on = [column for column in columns if column not in NOT_PASSED_ON]
@@ -63,7 +63,7 @@ def check_reward_columns(
         parameters = _parameters(reward_func)
         if by_position := [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]:
             raise ValueError(
-                f"The reward function {name!r} takes {_listed(by_position)} by position only; TRL passes every "
+                f"The reward function {name!r} takes {_quoted(by_position)} by position only; TRL passes every "
                 "argument by its name."
             )
         defaults = {p.name: p.default for p in parameters if p.kind in _BY_KEYWORD}
@@ -78,14 +78,14 @@ def check_reward_columns(
                 rename = f"Rename a column, in the file or by {example}, or give" if free else "Give"
                 hint = f"{rename} the parameter a default."
             raise ValueError(
-                f"The reward function {name!r} asks for {_listed(missing)}, which `{dataset}` does not have; its "
-                f"columns are {_listed(columns)}. {hint}"
+                f"The reward function {name!r} asks for {_quoted(missing)}, which `{dataset}` does not have; its "
+                f"columns are {_quoted(columns)}. {hint}"
             )
         if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             continue
         if refused := sorted(given - defaults.keys()):
             raise ValueError(
-                f"The reward function {name!r} does not accept {_listed(refused)}, which TRL passes to every reward "
+                f"The reward function {name!r} does not accept {_quoted(refused)}, which TRL passes to every reward "
                 "function. Add `**kwargs` to its parameters."
             )
 
@@ -259,5 +259,5 @@ def _is_reward(value: Any) -> bool:
     return value is None or isinstance(value, (numbers.Real, Decimal, np.bool_))
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"

@@ -63,12 +63,12 @@ def _last_number(text: str) -> str:
     """The last number of a text, written as equal numbers are; empty if there is none."""
     text = _in_ascii(text).strip()
     last = deque(_NUMBER.finditer(text), maxlen=1)
-    return _plain(last[0][0], is_negative=_has_minus(text[: last[0].start()])) if last else ""
+    return _normal_form(last[0][0], is_negative=_has_minus(text[: last[0].start()])) if last else ""
 
 
 def _gold_number(text: str) -> str | None:
     found = _ONLY_A_NUMBER.fullmatch(_in_ascii(text).strip().lstrip(" \n\\$").rstrip(" \n\\$%."))
-    return found and _plain(found["number"], is_negative=found["sign"] == "-")
+    return found and _normal_form(found["number"], is_negative=found["sign"] == "-")
 
 
 def _has_minus(before: str) -> bool:
@@ -94,7 +94,7 @@ def _in_ascii(text: str) -> str:
     return _THOUSANDS.sub(",", text)
 
 
-def _plain(number: str, is_negative: bool) -> str:
+def _normal_form(number: str, is_negative: bool) -> str:
     """One text for equal numbers: digits with a point, or with a power of ten where too many zeros would be needed."""
     mantissa, _, exponent = number.replace(",", "").lower().partition("e")
     whole, _, decimals = mantissa.partition(".")

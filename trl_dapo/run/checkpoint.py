@@ -29,30 +29,57 @@ from .files import replacing
 
 logger = logging.get_logger(__name__)
 
-STATE_NAME, MEMORY_NAME, RANK_NAME = "dapo_state.json", "dapo_memory.parquet", "dapo_state_rank{}.pt"
+STATE_NAME = "dapo_state.json"
+MEMORY_NAME = "dapo_memory.parquet"
+RANK_NAME = "dapo_state_rank{}.pt"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
 # The settings that a checkpoint's rows depend on: how they are sampled, which groups train, and with which rewards and
 # advantages.
 RESUME_FINGERPRINT = (
-    *("num_generations", "dynamic_sampling_mode", "dynamic_sampling_surplus", "dynamic_sampling_min_accuracy"),
-    *("dynamic_sampling_max_accuracy", "dynamic_sampling_accuracy_threshold", "mask_truncated_completions"),
-    *("use_vllm", "vllm_mode", "use_transformers_continuous_batching", "max_completion_length", "temperature"),
-    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "vllm_structured_outputs_regex"),
-    *("chat_template_kwargs", "max_tool_calling_iterations", "scale_rewards", "multi_objective_aggregation"),
-    *("reward_scaling", "overlong_buffer_length", "overlong_penalty_factor", "vllm_importance_sampling_correction"),
-    *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+    "num_generations",
+    "dynamic_sampling_mode",
+    "dynamic_sampling_surplus",
+    "dynamic_sampling_min_accuracy",
+    "dynamic_sampling_max_accuracy",
+    "dynamic_sampling_accuracy_threshold",
+    "mask_truncated_completions",
+    "use_vllm",
+    "vllm_mode",
+    "use_transformers_continuous_batching",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "generation_kwargs",
+    "vllm_structured_outputs_regex",
+    "chat_template_kwargs",
+    "max_tool_calling_iterations",
+    "scale_rewards",
+    "multi_objective_aggregation",
+    "reward_scaling",
+    "overlong_buffer_length",
+    "overlong_penalty_factor",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min",
 )
 
 
 def fingerprint(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
     """Return what rows depend on: settings, and `others`. It can be written as JSON: a callable is its name."""
-    used = {"vllm_": args.use_vllm, "dynamic_sampling_": args.use_dynamic_sampling}
-    idle = tuple(prefix for prefix, is_used in used.items() if not is_used)
+    idle: tuple[str, ...] = ()  # beginnings of the names of settings that have no effect
+    if not args.use_vllm:
+        idle += ("vllm_",)
+    if not args.use_dynamic_sampling:
+        idle += ("dynamic_sampling_",)
     rule = {name: getattr(args, name) for name in RESUME_FINGERPRINT if not name.startswith(idle)}
-    return without_secrets(json.loads(json.dumps(rule | others, default=_name_of)))
+    return without_secrets(json.loads(json.dumps(rule | others, default=_qualified_name)))
 
 
-def _name_of(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
     """A function's or a class's name, or that of an object's class; an address would differ in the next run."""
     named = getattr(value, "func", value)  # of a `functools.partial`
     return getattr(named, "__qualname__", type(named).__qualname__)
@@ -87,8 +114,18 @@ def load_state(
     )
     has_optimizer = _holds_optimizer(folder)
     resumed = "weights and the optimizer are resumed" if has_optimizer else "weights are resumed"
-    found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
-    problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
+    found = gather_object(
+        [
+            {
+                "problem": problem,
+                "lost": lost,
+                "has_rows": has_rows,
+                "num_processes": None if local is None else local["num_processes"],
+            }
+        ]
+    )
+    problems = [one["problem"] for one in found if one["problem"]]
+    all_lost = [one["lost"] for one in found if one["lost"]]
     is_model_alone = not has_optimizer and not (folder / STATE_NAME).exists()
     if not has_optimizer:
         say(
@@ -106,8 +143,9 @@ def load_state(
     differs = {} if local is None else mismatches(local, shared.get("header", {}))
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
-    if others := [num for *_, num in found if num not in (None, num_processes)]:
-        differs["num_processes"] = others[0], num_processes
+    other_nums = [one["num_processes"] for one in found if one["num_processes"] not in (None, num_processes)]
+    if other_nums:
+        differs["num_processes"] = other_nums[0], num_processes
     if sampler is not None and shared:
         queue = None if local is None or differs else local["queue"]
         found_different, num_lost = sampler.load_state_dict(shared, queue, ignore_data_skip)
@@ -125,8 +163,9 @@ def load_state(
             "carried groups are left behind, all else is resumed."
         )
     elif differs:
-        any_rows = any(has_rows for _, _, has_rows, _ in found)
-        if warning := describe_mismatch(str(folder), differs, any_rows, f"The {resumed}"):
+        any_rows = any(one["has_rows"] for one in found)
+        warning = describe_mismatch(str(folder), differs, any_rows, f"The {resumed}")
+        if warning is not None:
             say(warning)
 
 
@@ -171,12 +210,15 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
 
 def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.inf) -> Path | None:
     """The last checkpoint, `up_to` a step, that was written to its end, where `trainer_state.json` is written."""
-    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
-    steps = [(int(step), path) for path in states if (step := path.parent.name.rsplit("-")[-1]).isdigit()]
-    for _, path in sorted((found for found in steps if found[0] <= up_to), key=lambda found: -found[0]):
+    states: dict[int, Path] = {}  # by the step
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}"):
+        number = path.parent.name.rsplit("-")[-1]
+        if number.isdigit() and int(number) <= up_to:
+            states[int(number)] = path
+    for step in sorted(states, reverse=True):
         with suppress(ValueError, RecursionError):
-            json.loads(path.read_text())
-            return path.parent
+            json.loads(states[step].read_text())
+            return states[step].parent
     return None
 
 
@@ -208,7 +250,8 @@ def output_folder(args: TrainingArguments) -> str:
 
 def find_checkpoint(output_dir: str) -> str | None:
     """What `resume_from_checkpoint=True` means; `None` where there is none yet: one launch line serves every run."""
-    if (checkpoint := last_complete_checkpoint(output_dir)) is None:
+    checkpoint = last_complete_checkpoint(output_dir)
+    if checkpoint is None:
         logger.warning(f"{output_dir} holds no complete checkpoint: the run starts from the beginning.")
         return None
     return str(checkpoint)
@@ -216,7 +259,8 @@ def find_checkpoint(output_dir: str) -> str | None:
 
 def warn_of_earlier_run(args: TrainingArguments) -> None:
     """Says which checkpoint of an earlier run lies where this one begins, and what becomes of it."""
-    if (checkpoint := last_complete_checkpoint(output_folder(args))) is not None and rank_and_world_size()[0] == 0:
+    checkpoint = last_complete_checkpoint(output_folder(args))
+    if checkpoint is not None and rank_and_world_size()[0] == 0:
         limit = args.save_total_limit
         deletes = f"deletes checkpoints of the earlier run as it saves its own (`save_total_limit={limit}`) and "
         logger.warning(

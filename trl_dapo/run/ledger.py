@@ -22,7 +22,7 @@ it is large enough, so whenever a run is killed it leaves whole rollouts.
 import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -222,11 +222,19 @@ def describe_groups(
         "truncated": _lists(truncated_B, ends),
     }
     for name, rewards_B in zip(reward_names, rewards_BF.T, strict=True):
-        free = (f"{REWARDS}{name}{ending}" for ending in itertools.chain([""], (f"_{n}" for n in itertools.count(2))))
-        columns[next(column for column in free if column not in columns)] = _lists(rewards_B.float(), ends)
+        columns[_free_name(f"{REWARDS}{name}", columns)] = _lists(rewards_B.float(), ends)
     columns["prompt"] = pa.array([texts[g][0] if g in texts else None for g in groups], pa.string())
     columns["completions"] = pa.array([texts[g][1] if g in texts else None for g in groups], pa.list_(pa.string()))
     return pa.table(columns)
+
+
+def _free_name(name: str, taken: Container[str]) -> str:
+    """Return a column's name, numbered from 2 on if another column has it already."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
 
 
 def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:
@@ -284,10 +292,10 @@ class Parts:
 
 def _replace(path: Path, rows: pa.Table) -> None:
     # For each column as parquet names it: text is worth the time that it takes to make it small.
-    compression = {
-        field.name + ".list.element" * pa.types.is_list(field.type): "zstd" if field.name in TEXT else "snappy"
-        for field in rows.schema
-    }
+    compression = {}
+    for field in rows.schema:
+        name = f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+        compression[name] = "zstd" if field.name in TEXT else "snappy"
     whole = pa.BufferOutputStream()  # one write to the disk, not one a column
     pq.write_table(rows, whole, compression=compression, write_statistics=False)
     with replacing(path) as temporary:

@@ -81,8 +81,9 @@ class Preflight(TrainerCallback):
             raise SetupError(
                 f"{error} Set `chat_template_path`, or give prompts that are plain text in place of messages."
             ) from error
-        for warning in filter(None, warnings if state.is_main_process else ()):
-            logger.warning(warning)
+        for warning in warnings:
+            if warning is not None and state.is_main_process:
+                logger.warning(warning)
         self._tried_on = examples
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:

@@ -503,12 +503,10 @@ def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def print_to_terminal(trainer: Trainer, *shown: Any) -> TerminalCallback:
-    """Puts [`TerminalCallback`] in the place of transformers' own; a notebook keeps its table."""
-    terminal = TerminalCallback(*shown)
+def print_to_terminal(trainer: Trainer, terminal: TerminalCallback) -> None:
+    """Put a callback in the place of transformers' own, which prints; a notebook keeps its table."""
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
             trainer.add_callback(terminal)
             break
-    return terminal

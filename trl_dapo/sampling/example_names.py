@@ -79,12 +79,12 @@ def has_id(example: Mapping[str, Any]) -> bool:
 def content_digest(example: Mapping[str, Any]) -> str:
     """A hash of every column of a row, the same in every process: equal rows are repeats of one problem."""
     try:
-        return digest(json.dumps(example, sort_keys=True, default=_plain))
+        return digest(json.dumps(example, sort_keys=True, default=_as_json))
     except TypeError:  # of keys that JSON has no word for
         return digest(re.sub(r" at 0x\w+", "", repr(example)))
 
 
-def _plain(x: Any) -> Any:
+def _as_json(x: Any) -> Any:
     """What stands in a hash for a value that JSON has no word for; not its address, which differs from run to run."""
     if str(getattr(x, "dtype", "")) == "object":  # an array of texts, as pandas has them
         return x.tolist()

@@ -54,5 +54,12 @@ def ask_group_filter(
         for index in range(group.num_received)
     ]
     rewards_BF = torch.cat([group.rewards for group in groups])
-    asked = group_filter, rewards_BF, reward_names, rows, groups[0].num_received
-    return on_main_process(apply_group_filter, *asked, failed="`group_filter` failed on the main process")
+    return on_main_process(
+        apply_group_filter,
+        group_filter,
+        rewards_BF,
+        reward_names,
+        rows,
+        groups[0].num_received,
+        failed="`group_filter` failed on the main process",
+    )

@@ -13,7 +13,7 @@ completions were requested becomes PARTIAL if these differ, and its rest is requ
 group goes back to DRAWN or PARTIAL. PARTIAL and ACCEPTED groups are dropped if no later rollout may train on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -71,6 +71,11 @@ class GenerationRequest:
     def is_whole(self) -> bool:
         """Whether all of the group is requested at once."""
         return self.is_first and self.num_completions == self.group.num_generations
+
+
+def num_completions_of(requests: Iterable[GenerationRequest]) -> int:
+    """Return how many completions are requested."""
+    return sum(request.num_completions for request in requests)
 
 
 @dataclass(eq=False)

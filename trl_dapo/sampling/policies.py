@@ -13,6 +13,14 @@ if TYPE_CHECKING:  # a plan knows policies, and imports no torch
     from .groups import PromptGroup
 
 
+NUMS_FIRST = (2, 3, 4, 6, 8)  # numbers of first completions to choose from
+
+
+def largest_first(num_generations: int) -> int:
+    """Return the largest number of first completions that is less than a group."""
+    return max((first for first in NUMS_FIRST if first < num_generations), default=num_generations)
+
+
 class Decided(NamedTuple):
     """Groups of one round that were decided on, all with as many completions."""
 

@@ -142,15 +142,17 @@ class PromptMemory(SelectionPolicy):
         # The draw ends a wait, not the look: a round may go over the dataset again before it is looked at.
         record.num_skipped = record.num_skipped + 1 if skip else 0
         record.num_passes += skip
-        self.skipped += [correct / (correct + wrong)] * skip
+        if skip:
+            self.skipped.append(correct / (correct + wrong))
         return skip
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
         """Learns from one generated group, or from the rest of one whose first few it knows."""
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
         if not is_rest:  # the rest of a group that passed is no look of its own
-            look = num_correct, num_scored - num_correct
-            whole, half = (_log_likelihood(*look, *self._posterior(record, by)) for by in (1, self.KEPT))
+            num_wrong = num_scored - num_correct
+            whole = _log_likelihood(num_correct, num_wrong, *self._posterior(record))
+            half = _log_likelihood(num_correct, num_wrong, *self._posterior(record, self.KEPT))
             self._surprise = max(self._surprise + half - whole, 0.0)
             if self._surprise > self.MOST_SURPRISE:  # half of what is known would have foretold the last looks better
                 self.halve()

@@ -37,7 +37,8 @@ class Rollout:
     def num_rounds(self) -> int:
         """How many rounds it took; what was requested in earlier rollouts is one."""
         num_own = sum(not round_.is_stale for round_ in self.rounds)
-        return num_own + (num_own < len(self.rounds))
+        has_stale = num_own < len(self.rounds)
+        return num_own + 1 if has_stale else num_own
 
     @property
     def decided(self) -> list[PromptGroup]:

@@ -166,7 +166,8 @@ def _images_in(prompts: Iterable) -> list[list | None]:
     found: list[list | None] = []
     for prompt in prompts:
         images = []
-        for message in prompt if isinstance(prompt, list) else ():
+        messages = prompt if isinstance(prompt, list) else []
+        for message in messages:
             if isinstance(message["content"], list):
                 images += [part["image"] for part in message["content"] if part["type"] == "image"]
         found.append(images or None)

@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .batch import Batch, fill_batch, num_missing
-from .groups import GenerationRequest, GroupState, PromptGroup
+from .groups import GenerationRequest, GroupState, PromptGroup, num_completions_of
 from .policies import Decided, SelectionPolicy
 from .prompts import PromptStream
 from .queue import GroupQueue
@@ -269,10 +269,10 @@ class Sampler:
                 wanted, partial = float(-num_carried), queue.partial
             wanted += num_rollouts * self.target
             # All of what is in flight may have to be taken in by one rollout: it is no more than one may sample.
-            left = self.max_completions - sum(request.num_completions for request in queue.in_flight)
+            left = self.max_completions - num_completions_of(queue.in_flight)
             left -= selection.most_for_equal_shares
             requests = rest_of(partial, max(math.ceil(wanted / share), 0), left)
-            left -= sum(request.num_completions for request in requests)
+            left -= num_completions_of(requests)
             num = selection.round_size.acceptance.at_most(wanted - share * len(requests)) - num_first_in_flight
             if num > 0 and left >= selection.multiple_of * self.num_generations:
                 enough = num * selection.round_size.predicted.rate

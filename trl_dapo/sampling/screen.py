@@ -4,12 +4,9 @@
 
 from typing import Any
 
-from .policies import Decided, SelectionPolicy
+from .policies import NUMS_FIRST, Decided, SelectionPolicy, largest_first
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .round_size import AcceptanceRate
-
-
-NUMS_FIRST = (2, 3, 4, 6, 8)  # that "auto" chooses from
 
 
 def expected_cost(correct: float, wrong: float, first: int, num_generations: int) -> float:
@@ -24,18 +21,14 @@ def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:
     return min(choices, key=lambda first: expected_cost(correct, wrong, first, num_generations))
 
 
-def largest_first(num_generations: int) -> int:
-    """Return the largest number of first completions that is less than a group."""
-    return max((first for first in NUMS_FIRST if first < num_generations), default=num_generations)
-
-
 class Screen(SelectionPolicy):
     """
     Chooses how many completions of a prompt to request first.
 
     Args:
-        setting (`int` or `"auto"`):
-            The number of first completions, or the cheapest one by what is known of the prompt's pass rate.
+        setting (`int`, `"auto"` or `"on"`):
+            The number of first completions. With `"auto"` and `"on"` it is the cheapest one by what is known of the
+            prompt's pass rate.
         memory ([`PromptMemory`], *optional*):
             What is known of each prompt. Without one, all prompts count as like each other.
     """
@@ -46,16 +39,16 @@ class Screen(SelectionPolicy):
         self.setting = setting
         self._memory = memory
         self.population = Population() if memory is None else memory.population
-        self.needs_counts = setting == "auto"
+        self.needs_counts = not isinstance(setting, int)
 
     def num_first(self, name: str | None, num_generations: int) -> int:
-        if self.setting != "auto":
-            return int(self.setting)
+        if isinstance(self.setting, int):
+            return self.setting
         known = self.population.pass_rate() if self._memory is None else self._memory.pass_rate(name)
         return cheapest_first(*known, num_generations)
 
     def most_first(self, num_generations: int) -> int:
-        return largest_first(num_generations) if self.setting == "auto" else int(self.setting)
+        return self.setting if isinstance(self.setting, int) else largest_first(num_generations)
 
     def observe(self, decided: Decided) -> None:
         if self._memory is not None or decided.counts is None or decided.num_known:

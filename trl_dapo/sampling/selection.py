@@ -12,12 +12,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TypeVar
 
-from .groups import GenerationRequest, PromptGroup
-from .policies import Decided, SelectionPolicy
+from .groups import GenerationRequest, PromptGroup, num_completions_of
+from .policies import Decided, SelectionPolicy, largest_first
 from .prompts import PromptStream
 from .queue import GroupQueue
 from .round_size import RoundSize
-from .screen import largest_first
 
 
 Policy = TypeVar("Policy", bound=SelectionPolicy)
@@ -143,7 +142,7 @@ class Selection:
         waiting = self.queue.drawn
         is_split = self.splits_groups or bool(self.queue.partial)
         rests = self._rests(num_missing, left)
-        left -= _num_completions(rests)
+        left -= num_completions_of(rests)
         requests = rests + self._first_requests(num_missing, rests, left, is_split, waiting)
         if not is_split:
             return requests  # whole groups, as many as the processes can share equally
@@ -157,7 +156,7 @@ class Selection:
         if self._most_groups is not None:
             num = min(num, self._most_groups)
         rests = rest_of(self.queue.partial, num, left)
-        while rests and _num_completions(rests) + num_for_equal_shares(rests, self.num_ranks) > left:
+        while rests and num_completions_of(rests) + num_for_equal_shares(rests, self.num_ranks) > left:
             rests.pop()
         return rests
 
@@ -182,10 +181,10 @@ class Selection:
         num = num_new + num_ahead
         if left < self.smallest_round or num == 0:
             return []
-        draw.left, draw.least, draw.share_ahead = left, num, num_ahead / num
-        draw.rate = self.round_size.acceptance.rate
+        draw.completions_left, draw.min_groups, draw.share_ahead = left, num, num_ahead / num
+        draw.acceptance_rate = self.round_size.acceptance.rate
         if is_split:
-            draw.room = self._room_next_to(rests)
+            draw.engine_room = self._room_next_to(rests)
         size = self._num_groups(num)
         if self.batch_multiplier is None:
             # The size follows from past rounds. If more of these prompts are predicted to be accepted, fewer do.
@@ -212,12 +211,12 @@ class Selection:
         if self._most_groups is None:
             return math.inf
         for_equal_shares = self.num_ranks if self.num_ranks > 1 and rests else 0
-        return self._most_groups * self.num_generations - _num_completions(rests) - for_equal_shares
+        return self._most_groups * self.num_generations - num_completions_of(rests) - for_equal_shares
 
     def new_groups(self, num: int, left: float, enough: float) -> list[GenerationRequest]:
         """Return requests for `num` new groups, or fewer that are predicted to bring `enough` accepted ones."""
         draw = _Draw(self, self.queue.drawn)
-        draw.left, draw.enough = left, enough
+        draw.completions_left, draw.enough = left, enough
         return draw.take(num)
 
     def equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:
@@ -232,11 +231,11 @@ class _Draw:
         self._selection = selection
         self._waiting = waiting  # groups that were drawn before and never sampled
         self.takes_whole_groups = False
-        self.least = 0.0  # groups at least
+        self.min_groups = 0.0  # groups at least
         self.enough = math.inf  # groups that are predicted to be accepted
-        self.left = math.inf  # completions that may yet be requested
-        self.room = math.inf  # completions that the engine takes at once
-        self.rate = 0.0  # the share of groups that is expected to be requested whole in the end
+        self.completions_left = math.inf  # completions that may yet be requested
+        self.engine_room = math.inf  # completions that the engine takes at once
+        self.acceptance_rate = 0.0  # the share of groups that is expected to be requested whole in the end
         self.share_ahead = 0.0  # the share of groups that is for the next batch
 
     def take(self, num: int) -> list[GenerationRequest]:
@@ -255,15 +254,15 @@ class _Draw:
             if one is not None:
                 predicted += one
                 predicted_of_few += one if first < num_generations else 0.0
-            self.room -= min(first, few)
-            self.left -= first + self.rate * (num_generations - first)
+            self.engine_room -= min(first, few)
+            self.completions_left -= first + self.acceptance_rate * (num_generations - first)
             # Of what is for the next batch only first completions can wait: whole groups would be surplus of this one.
             share = 1.0 - self.share_ahead * (1.0 - predicted_of_few / predicted) if predicted else 1.0
-            is_found = predicted >= share * self.enough and len(nums) >= share * self.least
-            is_spent = self.left < selection.multiple_of * num_generations
-            return ((is_found or is_spent) and len(nums) % selection.multiple_of == 0) or self.room < few
+            is_found = predicted >= share * self.enough and len(nums) >= share * self.min_groups
+            is_spent = self.completions_left < selection.multiple_of * num_generations
+            return ((is_found or is_spent) and len(nums) % selection.multiple_of == 0) or self.engine_room < few
 
-        if self.room < few:
+        if self.engine_room < few:
             return []
         groups: list[PromptGroup] = []
         while self._waiting and len(groups) < num:
@@ -291,10 +290,6 @@ class _Draw:
 # ---- Requests, pure ----
 
 
-def _num_completions(requests: Sequence[GenerationRequest]) -> int:
-    return sum(request.num_completions for request in requests)
-
-
 def rest_of(partial: Sequence[PromptGroup], num: int, left: float) -> list[GenerationRequest]:
     """Return requests for the rest of up to `num` partial groups, the oldest first: at most `left` completions."""
     rests = [GenerationRequest(group, group.num_missing) for group in partial[:num]]
@@ -304,7 +299,7 @@ def rest_of(partial: Sequence[PromptGroup], num: int, left: float) -> list[Gener
 
 def within_rows(requests: Sequence[GenerationRequest], most: int) -> list[GenerationRequest]:
     """Return the requests, with fewer first completions if they were more than the engine takes at once."""
-    requests, excess = list(requests), _num_completions(requests) - most
+    requests, excess = list(requests), num_completions_of(requests) - most
     for i, request in reversed(list(enumerate(requests))):
         if excess > 0 and request.is_whole:
             few = largest_first(request.num_completions)
@@ -317,7 +312,7 @@ def in_equal_shares(
     requests: Sequence[GenerationRequest], num_ranks: int, take: Callable[[int], list[GenerationRequest]]
 ) -> list[GenerationRequest]:
     """Return the requests with more first completions, or further prompts, so that processes have equal shares."""
-    requests, num_more = list(requests), -_num_completions(requests) % num_ranks
+    requests, num_more = list(requests), -num_completions_of(requests) % num_ranks
     for i, request in reversed(list(enumerate(requests))):
         if num_more and request.is_first:
             more = min(num_more, request.group.num_generations - request.num_completions)
@@ -335,7 +330,7 @@ def in_equal_shares(
 
 def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) -> int:
     """Return how many completions [`in_equal_shares`] adds."""
-    num_more = -_num_completions(requests) % num_ranks
+    num_more = -num_completions_of(requests) % num_ranks
     spare = sum(request.group.num_generations - request.num_completions for request in requests if request.is_first)
     return num_more + num_ranks if num_more - spare == 1 else num_more
 

@@ -293,8 +293,8 @@ RULES: tuple[Rule, ...] = (
         "off",
     ),
     Rule(
-        lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
-        "`dynamic_sampling_screen` must be 'auto', 'off', or a number of at least 2 and below `num_generations` "
+        lambda s: s.dynamic_sampling_screen not in (None, "auto", "on", "off", *map(str, range(2, s.num_generations))),
+        "`dynamic_sampling_screen` must be 'auto', 'on', 'off', or a number of at least 2 and below `num_generations` "
         "({num_generations}), got {dynamic_sampling_screen!r}.",
     ),
     _not_screened("has_group_filter", "a `group_filter`, which is asked of whole groups"),
@@ -481,7 +481,7 @@ RULES: tuple[Rule, ...] = (
     _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0, None),
     _idle_beside_a_filter("dynamic_sampling_memory", False, None),
     _of_the_right("dynamic_sampling_memory", lambda s: s.dynamic_sampling_memory),
-    _of_the_right("dynamic_sampling_screen", lambda s: s.dynamic_sampling_screen == "auto"),
+    _of_the_right("dynamic_sampling_screen", lambda s: s.dynamic_sampling_screen in ("auto", "on")),
     _not_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
     _not_ahead("has_environments", "environments, which are reset when their round begins"),
     _not_ahead("has_tools", "tools, which are called between two requests"),

@@ -31,11 +31,14 @@ NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight",
 
 
 def normalize(name: str, value: Any) -> Any:
-    """Return what is meant by a value of these settings: YAML reads `off` as false, a command line knows only text."""
+    """
+    Return what is meant by a value of these settings: YAML reads `on` and `off` as true and false, and a command line
+    knows only text.
+    """
     if name in SAVINGS:
         value = YAML_WORDS.get(str(value).lower(), value)
     if name == "dynamic_sampling_screen" and value is not None:
-        return str(value or "off")
+        return "on" if value is True else str(value or "off")
     return value
 
 

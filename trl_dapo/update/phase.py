@@ -132,8 +132,12 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if not phase or not self._buffered_inputs or "group" not in self._buffered_inputs[0]:
             return 0
         done, left = groups_with_loss(self._buffered_inputs[:phase]), groups_with_loss(self._buffered_inputs[phase:])
-        ranks = gather_object([(done, left)])
-        return len(set().union(*(left for _, left in ranks)) - set().union(*(done for done, _ in ranks)))
+        all_done: set = set()
+        all_left: set = set()
+        for done_on_rank, left_on_rank in gather_object([(done, left)]):
+            all_done |= done_on_rank
+            all_left |= left_on_rank
+        return len(all_left - all_done)
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         """Generates, and assigns the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""

@@ -84,8 +84,8 @@ class StepMetrics:
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Totals over all ranks, each of which must have added the same names."""
         values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
-        how = {"dtype": torch.float32, "device": accelerator.device}
-        ranks = accelerator.gather(torch.stack([torch.as_tensor(value, **how) for value in values]).unsqueeze(0))
+        own = [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
+        ranks = accelerator.gather(torch.stack(own).unsqueeze(0))
         sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)
         totals = torch.cat([sums.sum(0), lowest.amin(0), highest.amax(0)])
         return dict(zip([*self.sums, *self.lowest, *self.highest], totals.tolist(), strict=True))
