@@ -9,8 +9,8 @@ import pytest
 from helpers import launch
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.cli.commands import main
-from trl_dapo.run.trial import Phase
+from trl_dapo.cli.entry_point import main
+from trl_dapo.run.trial_report import Phase
 
 
 @pytest.fixture(autouse=True)

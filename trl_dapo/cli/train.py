@@ -230,7 +230,7 @@ def launch(argv: Sequence[str]) -> int:
 
     try:
         with bars_on_terminals_only():
-            run = try_out if launch_args.trial else train
+            run = run_trial if launch_args.trial else train
             status = run(launch_args, training_args, given)
     except SetupError as error:
         status = tell_mistake(error)
@@ -325,7 +325,7 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
     return FOUND_NOTHING if trainer.stop.found_nothing else 0
 
 
-def try_out(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
+def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
     """Tries out what [`train`] would do, and prints what was found; returns 0 if the run fits, else 1."""
     # A trainer makes its folder when it is made, and its trackers may open a run.
     training_args.report_to, training_args.push_to_hub = [], False

@@ -3,8 +3,8 @@
 """How the trainer tries a run out: each of its phases once, where the run would take its first optimizer step.
 
 transformers' own training loop prepares the model and the optimizer. In place of the first optimizer step the phases
-are tried, and measured. Then the loop is left, and everything is put back. `run/trial.py` makes a page of what was
-found.
+are tried, and measured. Then the loop is left, and everything is put back. `run/trial_report.py` makes a page of what
+was found.
 """
 
 import copy
@@ -35,7 +35,7 @@ from ..run.preflight import Preflight, SetupError
 from ..run.scratch import scratch_folder
 from ..run.stopwatch import Stopwatch
 from ..run.terminal import bars_on_terminals_only
-from ..run.trial import Measured, Phase, Schedule, TrialReport, count_periods, halvings
+from ..run.trial_report import Measured, Phase, Schedule, TrialReport, count_periods, halvings
 from ..sampling.sampler import Sampler
 from ..update.compat import sharded_at_load
 from ..update.keeping import SavedWeights, keeping_attributes, keeping_modes, keeping_random_state, keeping_state
@@ -101,8 +101,8 @@ class TrialMixin(TypedGRPOTrainer):
         were. Callbacks are not called, and no tracker is opened. Every process calls it.
 
         Returns:
-            [`~run.trial.TrialReport`]: Memory and seconds of each phase, and what is expected of the run. Printed, it
-            is a page.
+            [`~run.trial_report.TrialReport`]: Memory and seconds of each phase, and what is expected of the run. As a
+            string it is a page.
 
         Raises:
             `SetupError`: If the weights are sharded, or if the run itself would not start.

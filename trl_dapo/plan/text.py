@@ -8,7 +8,7 @@ import textwrap
 from functools import partial
 from importlib.metadata import version
 
-from ..number_format import format_bytes, format_count
+from ..number_format import PAGE_WIDTH, format_bytes, format_count, indented_lines
 from .batches import SERVER_UTILIZATION
 from .memory import CONTEXT, HEAD_TILE, VLLM_ASLEEP, VLLM_WORK
 from .planning import FRAGMENTS, Plan, plan
@@ -16,7 +16,6 @@ from .recipe import GPUS
 from .training import makes_tiles
 
 
-WIDTH = 80
 LOGITS = {
     True: f"in tiles of {HEAD_TILE[0]:,} tokens and {HEAD_TILE[1]:,} columns",
     False: "of a micro-batch all at once; TRL 1.16 makes them in tiles",
@@ -70,19 +69,19 @@ def describe(planned: Plan) -> str:
     if planned.fits:
         fits = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
     lines = [
-        *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {sharding}", WIDTH),
-        *_wrapped(planned.batches.arithmetic),
-        *_wrapped(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
+        *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {sharding}", PAGE_WIDTH),
+        *indented_lines(planned.batches.arithmetic),
+        *indented_lines(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
         *_memory(planned),
         "",
         "Disk",
-        *_wrapped(kept),
+        *indented_lines(kept),
         *_tokens(planned),
         "",
         "Assumed",
-        *(line for text in assumptions(planned) for line in _wrapped(text, "- ")),
+        *(line for text in assumptions(planned) for line in indented_lines(text, "- ")),
         "",
-        *textwrap.wrap(fits, WIDTH),
+        *textwrap.wrap(fits, PAGE_WIDTH),
     ]
     return "\n".join(lines)
 
@@ -144,11 +143,6 @@ def assumptions(planned: Plan) -> list[str]:
             "only the memory counts"
         )
     return found
-
-
-def _wrapped(text: str, bullet: str = "") -> list[str]:
-    first, rest = f"  {bullet}", " " * (2 + len(bullet))
-    return textwrap.TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 
 def _row(name: str, value: str) -> str:

@@ -4,7 +4,7 @@
 
 import pytest
 
-from trl_dapo.run.trial import Measured, Phase, Schedule, TrialReport, count_periods, halvings
+from trl_dapo.run.trial_report import Measured, Phase, Schedule, TrialReport, count_periods, halvings
 
 
 pytestmark = pytest.mark.fast

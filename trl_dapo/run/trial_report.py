@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..number_format import format_bytes, format_estimate
+from ..number_format import PAGE_WIDTH, format_bytes, format_estimate, indented_lines
 
 
-WIDTH = 80
 # What to do about a phase for which memory does not suffice even at its smallest.
 ADVICE = {
     "sampling": "If vLLM is on the same GPU, set `vllm_enable_sleep_mode: true` or lower "
@@ -181,13 +180,13 @@ class TrialReport:
                 lines.append(f"{phase.name:<34}{'out of memory':>14}")
             else:
                 lines.append(self._row(phase.name, phase.measured.seconds, phase.measured.peak))
-            lines += _wrapped(phase.what)
+            lines += indented_lines(phase.what)
         lines += ["", "Expected", *self._expected()]
-        lines += ["", "Assumed", *(line for note in self.notes for line in _wrapped(note, "- "))]
+        lines += ["", "Assumed", *(line for note in self.notes for line in indented_lines(note, "- "))]
         verdicts = [phase.describe_problem() for phase in self.phases if not phase.fits]
         if not verdicts:
             verdicts = [f"Fits: peak {format_bytes(self.peak)}, {format_bytes(self.left(self.peak))} are left."]
-        lines += ["", *(line for verdict in verdicts for line in textwrap.wrap(verdict, WIDTH))]
+        lines += ["", *(line for verdict in verdicts for line in textwrap.wrap(verdict, PAGE_WIDTH))]
         return "\n".join(lines)
 
     def _row(self, name: str, seconds: float | None, peak: float) -> str:
@@ -196,13 +195,13 @@ class TrialReport:
 
     def _expected(self) -> list[str]:
         schedule, step, run = self.schedule, self.step_seconds, self.run_seconds
-        lines = _wrapped(f"peak memory: {format_bytes(self.peak)} of {format_bytes(self.total)}")
+        lines = indented_lines(f"peak memory: {format_bytes(self.peak)} of {format_bytes(self.total)}")
         if self.num_sharing > 1:
-            lines = _wrapped(
+            lines = indented_lines(
                 f"peak memory: {self.num_sharing} processes x {format_bytes(self.peak)} of {format_bytes(self.total)}"
             )
         if step is not None:
-            lines += _wrapped(f"an optimizer step with its share of a rollout: {format_estimate(step)}")
+            lines += indented_lines(f"an optimizer step with its share of a rollout: {format_estimate(step)}")
         parts = [f"{schedule.num_steps:,} optimizer steps"]
         if schedule.num_evaluations:
             parts.append(f"{schedule.num_evaluations:,} evaluations of {schedule.batches_per_evaluation:,} batches")
@@ -211,9 +210,4 @@ class TrialReport:
                 f"{schedule.num_checkpoints:,} checkpoints of {format_bytes(self.checkpoint_bytes)} on the disk"
             )
         took = "not known, because a part of it did not fit" if run is None else format_estimate(run)
-        return lines + _wrapped(f"the run after loading: {took} ({', '.join(parts)})")
-
-
-def _wrapped(text: str, bullet: str = "") -> list[str]:
-    first, rest = f"  {bullet}", " " * (2 + len(bullet))
-    return textwrap.TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)
+        return lines + indented_lines(f"the run after loading: {took} ({', '.join(parts)})")
