@@ -269,7 +269,6 @@ CLIENT_ATTRIBUTES = ("base_url", "model", "session")
 
 # Attributes of `vllm_generation` that exist in one of its modes.
 VLLM_LATER_READS = (
-    "current_gradient_accumulation_steps",  # micro-steps of the optimizer step under way, by which losses are divided
     "enable_sleep_mode",
     "llm",  # vLLM's own, which wakes and sleeps
     "_llm_weights_sleeping",  # whether the next call pushes all weights
