@@ -6,7 +6,7 @@ The benchmarks. A study is a file that says its arms, its tasks and what was pre
     python -m benchmarks --list          # the studies, a line each
     python -m benchmarks NAME --help     # what a study does, and its options
     python -m benchmarks NAME            # runs it
-    python -m benchmarks                 # those of RESULTS.md, within an hour on two cores, and writes it
+    python -m benchmarks                 # those of RESULTS.md, an hour and a half on two cores, and writes it
     python -m benchmarks --from-kept     # writes every table of the pages again, from the runs that are kept
 
 **An arm** is a line of the study's `ARMS` (of `MECHANISMS` in mechanisms/), with a line of `PREDICTIONS` and its rows
@@ -79,6 +79,7 @@ BENCHMARKS = {
     "update_phase": "The update phase beside GRPOTrainer's",
     "sampling_policies": "What a sampling policy costs",
     "screening": "A few completions first, then the rest",
+    "rollout_seconds": "What each setting costs in seconds",
     "rewards": "math_verify_reward beside accuracy_reward",
     "drop_in": "A drop-in for GRPOTrainer",
     "time_to_accuracy": "Tokens and seconds to an accuracy",

@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The tables of README.md, docs/benchmarks.md and EVIDENCE.md that several studies make, from what these have left.
+The tables of README.md, docs/ and EVIDENCE.md that several studies make, from what these have left.
 
 Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; accuracies after the same steps and
 time are those of same_budget/; what each technique added on the ladder is that of recipes/ablation/ladder.csv and
@@ -24,7 +24,8 @@ from .two_names import study as two_names
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-PAGES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", HERE / "EVIDENCE.md"
+DOCS = ROOT / "docs"
+PAGES = ROOT / "README.md", DOCS / "benchmarks.md", DOCS / "dynamic_sampling.md", HERE / "EVIDENCE.md"
 LADDER = ROOT / "recipes" / "ablation" / "ladder.csv"
 TASKS = ("quickstart", "one in ten")
 RATED = (*TASKS, "Countdown")
@@ -39,7 +40,7 @@ METHODS = {
     "ours, carry": "... with carry",
     "ours, carry, memory": "... with carry and memory",
     "ours, screened": "`DAPOTrainer`, three completions first",
-    "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="auto"`',
+    "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
     "ours, carry, memory, screened": "... with carry and memory, three first",
     "ours, carry, memory, auto": "... with carry, memory and `auto`",
     "ours, carry, server": "... with carry, beside a stand-in for a server",
@@ -250,6 +251,24 @@ def policies_table():
     return markdown(columns, [[*row, "" if short == "0.0%" else short.replace("%", " %")] for *row, short in measured])
 
 
+def rollout_seconds_table():
+    """What each setting saves of whole groups with discard, in completions and in seconds, by engine and batch."""
+    rates, settings = ("10%", "35%", "65%"), ("carry", "screen", "memory", "both")
+    rows = []
+    for batch in (32, 512):
+        savings = {}  # of seconds and of completions, a pair for each setting
+        for engine, accepted, _, _, *cells in rows_of_results(f"{batch} prompts x 16: saving"):
+            savings[engine, accepted] = [[float(value) for value in cell.split(" / ")] for cell in cells]
+        engines = list(dict.fromkeys(engine for engine, _ in savings))
+        # An engine that schedules samples the same completions whatever its slots.
+        shown = [("completions", engines[-1], 1), *((f"seconds, {engine}", engine, 0) for engine in engines)]
+        for name, engine, which in shown:
+            by_setting = zip(*(savings[engine, rate] for rate in rates), strict=True)
+            cells = [", ".join(f"{pair[which]:.1f}" for pair in pairs) for pairs in by_setting]
+            rows.append([f"{batch}", name, *cells])
+    return markdown(["prompts per batch", f"saving at {', '.join(rates)} accepted", *settings], rows)
+
+
 def overlap_table():
     """Seconds of a rollout where sampling takes r times an update."""
     columns = "r", "in turns", "ahead", "longer of the two", "times as fast"
@@ -322,6 +341,7 @@ TABLES = {
     "time to accuracy": time_table,
     "ladder": ladder_table,
     "policies": policies_table,
+    "rollout seconds": rollout_seconds_table,
     "overlap": overlap_table,
     "rungs": rungs_table,
 }

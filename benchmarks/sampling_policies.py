@@ -221,7 +221,7 @@ def greso(world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
 class Ours:
     """The package's `Sampler`, fed with groups that have rewards but no rows."""
 
-    def __init__(self, world, target, carries=False, memory=None, screen=None):
+    def __init__(self, world, target, carries=False, memory=None, screen=None, **settings):
         trace, self._world = world.trace, world
         known, policies = None, []
         if memory is not None:
@@ -235,7 +235,8 @@ class Ours:
             num_generations=trace.num_generations,
             carries=carries,
             policies=policies,
-            max_gen_batches=0.0,  # no limit: every batch is full, as those of the published figures are
+            # No limit: every batch is full, as those of the published figures are.
+            **{"max_gen_batches": 0.0, **settings},
         )
 
     def _sample(self, requests):
@@ -280,12 +281,13 @@ def decide(round_, step=0):
     by_size = {}
     for request in round_.requests:
         num_known = request.group.num_received - request.num_completions
-        by_size.setdefault((-num_known, request.group.num_received), []).append(request.group)
-    for (minus_known, _), groups in sorted(by_size.items(), key=lambda item: item[0]):
+        by_size.setdefault((num_known, request.group.num_received), []).append(request.group)
+    for num_known, size in sorted(by_size, key=lambda sizes: (-sizes[0], sizes[1])):
+        groups = by_size[num_known, size]
         rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), -1)
         reasons = drop_reasons(rewards_NG, None, Criterion())
-        counts = count_correct(rewards_NG, None, reasons, Criterion(), -minus_known)
-        yield Decided(groups, reasons, -minus_known, counts, step)
+        counts = count_correct(rewards_NG, None, reasons, Criterion(), num_known)
+        yield Decided(groups, reasons, num_known, counts, step)
 
 
 OURS, CARRY, MEMORY = "ours", "ours, carry", "ours, carry, memory"

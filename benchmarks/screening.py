@@ -33,7 +33,7 @@ TRACES = {
     "Beta(2, .3)": lambda rng, n: rng.beta(2, 0.3, n),
     "Beta(4, 4)": lambda rng, n: rng.beta(4, 4, n),
 }
-SCREENS = {"whole": None, "8": 8, "3": 3, "auto": "auto"}
+SCREENS = {"whole": None, "8": 8, "3": 3, "chosen": "on"}
 MODES = {
     "without carry": {"carries": False, "memory": None},
     "carry": {"carries": True, "memory": None},
@@ -57,17 +57,17 @@ def price_of(steps):
 
 
 def compare_sizes(seed, target=32, num_rollouts=93):
-    """Prints what auto with carry and memory costs by group size; returns the dearest trace of 16."""
+    """Prints what the screen with carry and memory costs by group size; returns the dearest trace of 16."""
     rows, dearest = [], 0.0
     for name, make in TRACES.items():
         found = {NUM_GENERATIONS: [], NUM_GENERATIONS // 2: []}
         for size, draw in itertools.product(found, range(NUM_JUDGED)):
             rate_N = make(np.random.default_rng([seed, draw]), NUM_PROMPTS)
             how = MODES["carry and memory"] | {"num_generations": size}
-            found[size].append(price_of([step for step, _ in play(rate_N, "auto", target, num_rollouts, draw, **how)]))
+            found[size].append(price_of([step for step, _ in play(rate_N, "on", target, num_rollouts, draw, **how)]))
         rows.append([name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found.values())])
         dearest = max(dearest, np.mean(found[NUM_GENERATIONS]).item())
-    title = f"carry, memory, auto: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
+    title = f"carry, memory, screen: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
     print_table(title, ("pass rates", *map(str, found)), rows, left=3)
     return dearest
 
@@ -106,7 +106,7 @@ def evaluated(rate_N, k, seed, num_generations):
 
 def compare_first_pass(seed, target=32):
     """Prints what the first pass costs with and without an evaluation before it."""
-    title = "first pass, carry, memory, auto: generated / trained, by completions of each prompt evaluated before"
+    title = "first pass, carry, memory, screen: generated / trained, by completions of each prompt evaluated before"
     rows = []
     for name, make in TRACES.items():
         rows.append([name])
@@ -115,7 +115,7 @@ def compare_first_pass(seed, target=32):
             for draw in range(NUM_DRAWS):
                 rate_N = make(np.random.default_rng([seed, draw]), NUM_PROMPTS)
                 memory = partial(evaluated, rate_N, k) if k else PromptMemory
-                for step, policy in play(rate_N, "auto", target, 1000, seed=draw, carries=True, memory=memory):
+                for step, policy in play(rate_N, "on", target, 1000, seed=draw, carries=True, memory=memory):
                     steps.append(step)
                     if policy.sampler.passes >= 1:
                         break
@@ -125,7 +125,7 @@ def compare_first_pass(seed, target=32):
 
 def main(seed=1):
     dearest = compare_sizes(seed)
-    say(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
+    say(f"screen with carry and memory, generated / trained, worst trace: {dearest:.2f}")
     compare_first_pass(seed)
     compare_rare()
     return dearest > 1.3

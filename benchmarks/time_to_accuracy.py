@@ -69,9 +69,9 @@ ARMS = {
     "ours, carry": Arm(DAPO, CARRY),
     "ours, carry, memory": Arm(DAPO, MEMORY),
     "ours, screened": Arm(DAPO, {**RESAMPLE, "dynamic_sampling_screen": "3"}),
-    "ours, auto": Arm(DAPO, {**RESAMPLE, "dynamic_sampling_screen": "auto"}),
+    "ours, auto": Arm(DAPO, {**RESAMPLE, "dynamic_sampling_screen": "on"}),
     "ours, carry, memory, screened": Arm(DAPO, {**MEMORY, "dynamic_sampling_screen": "3"}),
-    "ours, carry, memory, auto": Arm(DAPO, {**MEMORY, "dynamic_sampling_screen": "auto"}),
+    "ours, carry, memory, auto": Arm(DAPO, {**MEMORY, "dynamic_sampling_screen": "on"}),
     "ours, carry, server": Arm(DAPO, SERVER),
     "ours, carry, ahead": Arm(DAPO, {**SERVER, "rollouts_ahead": 1}),
 }

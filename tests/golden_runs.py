@@ -35,6 +35,7 @@ from trl_dapo.settings.sampling_defaults import PAPER
 
 RECORDINGS = Path(__file__).parent / "golden"
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+AUTO = {"dynamic_sampling_screen": "auto", "dynamic_sampling_memory": "auto"}
 CARRY, DISCARD = {"dynamic_sampling_surplus": "carry"}, {"dynamic_sampling_surplus": "discard"}
 TWO_STEPS = {"steps_per_generation": 8}  # per rollout
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -63,6 +64,11 @@ def in_turn():
 def by_place(text, i):
     """The same by the place among all processes' rows: what one process of several can know."""
     return outcome(number(text), i)
+
+
+def rarely_mixed(text, i):
+    """Of one prompt in ten every second completion is right, of the others none."""
+    return "right" if number(text) % 10 == 0 and i % 2 else "wrong"
 
 
 def polite(completions, **kwargs):
@@ -248,6 +254,8 @@ CASES = {
     "screen_2": case(dynamic_sampling_screen="2"),
     "screen_3": case(dynamic_sampling_screen="3", dynamic_sampling_memory=False),
     "screen_2_discard": case(dynamic_sampling_screen="2", **DISCARD),
+    "auto": case(**AUTO),
+    "auto_switched_on": case(**AUTO, script=rarely_mixed, dataset=prompts(200), max_steps=6),
     "memory_off": case(dynamic_sampling_memory=False),
     "memory_two_passes": case(dataset=prompts(12), max_steps=8),
     "memory_of_a_run": case(with_memory_of_an_earlier_run),
@@ -287,6 +295,7 @@ CASES = {
 TWO_PROCESSES = {
     "two_default": case(script=by_place),
     "two_paper": case(script=by_place, dynamic_sampling_mode="paper"),
+    "two_auto_switched_on": case(**AUTO, script=rarely_mixed, dataset=prompts(200), max_steps=6),
     "two_screen_2": case(script=by_place, dynamic_sampling_screen="2"),
     "two_reward_compares": case(
         script=by_place, reward_funcs=[right, rank_in_group], dynamic_sampling_rewards=["right"]

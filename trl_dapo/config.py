@@ -150,14 +150,14 @@ class DAPOConfig(GRPOConfig):
             How many completions of a prompt to sample first, such as `"4"`. The rest of its group is sampled only if
             their rewards differ, together with the next prompts. A group that is whole is scored again, in one call,
             and those rewards count. `"on"` takes the cheapest number for each prompt, by its pass rate or that of all
-            prompts, and so does `"auto"`. `"off"` samples whole groups at once. Carrying completes started groups in
-            the next rollout.
-            Defaults to `"auto"` if the rewards say which completions are right, except with tools, or with
-            transformers on a GPU.
+            prompts. `"auto"` does so only while few groups are accepted. `"off"` samples whole groups at once.
+            Carrying completes started groups in the next rollout. Defaults to `"on"` if the rewards say which
+            completions are right, except with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
-            The folder of an evaluation of the training prompts, of an earlier run or of a checkpoint is remembered
-            from the start. Defaults to `True` where the rewards say which completions are right.
+            `"auto"` skips only while few groups are accepted. The folder of an evaluation of the training prompts, of
+            an earlier run or of a checkpoint is remembered from the start. Defaults to `True` where the rewards say
+            which completions are right.
 
         > vLLM's server
 

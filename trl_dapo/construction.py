@@ -22,6 +22,7 @@ from trl.trainer.utils import get_config_model_id
 from .config import DAPOConfig
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .rewards.task_reward import TaskReward
+from .sampling.auto_switch import AutoSwitch
 from .sampling.policies import SelectionPolicy
 from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
@@ -216,12 +217,22 @@ def make_sampler(
             f"Add prompts, or lower {'`prompts_per_rollout`' if args.prompts_per_rollout else lower}."
         )
     policies: list[SelectionPolicy] = []
-    memory = PromptMemory(args.seed, num_generations=num_generations) if args.dynamic_sampling_memory else None
-    if memory is not None:
+    switched: list[SelectionPolicy] = []  # on only if few groups are accepted
+    memory = None
+    if args.dynamic_sampling_memory:
+        memory = PromptMemory(args.seed, num_generations=num_generations)
         policies.append(memory)
-    screen = args.dynamic_sampling_screen or "off"
-    if screen != "off":
-        policies.append(Screen(int(screen) if screen.isdigit() else screen, memory))
+        if args.dynamic_sampling_memory == "auto":
+            switched.append(memory)
+    setting = args.dynamic_sampling_screen or "off"
+    if setting != "off":
+        screen = Screen(int(setting) if setting.isdigit() else "on", memory)
+        policies.append(screen)
+        if setting == "auto":
+            switched.append(screen)
+    if switched:
+        # First, since it asks what the memory expected of a group before the memory learns what became of it.
+        policies.insert(0, AutoSwitch(switched, policies, num_generations))
     return Sampler(
         PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),
         target=target,

@@ -367,8 +367,11 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             return rollouts
         assert self._ledger is not None
         sampler.start_rollout(step)
+        for message in sampler.selection.take_messages():
+            self.accelerator.print(wrapped_for(sys.stdout, message))
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
-        with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
+        awake = self._awake() if sampler.num_missing else nullcontext()
+        with progress_bar(sampler, bool(is_hidden)) as show, awake:
             self._submit_ahead(sampler)
             while requests := sampler.next_requests():
                 started = time.perf_counter()
@@ -421,7 +424,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         def score(*batch: Any) -> torch.Tensor:
             completions.extend(receive_rows(requests, recorded, self.accelerator))
             for group, index in completions:
-                # Of what an earlier policy sampled nobody else can tell any more.
+                # Of an earlier policy only the engine's log-probabilities are left.
                 if group.policy_rollouts[index] < number and index in group.rows:
                     group.rows[index].old_logps = group.rows[index].logprobs
             return self._score_round(requests, completions, *batch)
@@ -464,7 +467,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             copy.deepcopy(example) | copy.deepcopy(row.extra_columns or {})
             for example, row in zip(examples, rows, strict=True)
         ]
-        # The rest are copies, so that TRL gathers as many of each process: no reward function sees them.
+        # TRL gathers as many of each process, so the others are copies, which no reward function is given. A process
+        # that has none of its own scores those of one group, since a function may need to be called on all processes.
         num_scored = len({*plan.per_rank[rank]})
         lengths = [row.num_tokens for row in rows[:num_scored]]
         with patched(self, _completion_lengths=lengths, _num_scored=num_scored):
@@ -517,6 +521,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             counts = None
             if sampler.selection.needs_counts and self._task.has_correctness:
                 counts = self._task.count_correct(rewards_BF, masked_B, reasons, num_known)
+            if not groups[0].is_whole:  # an accuracy band is a matter of whole groups
+                reasons = [None if reason == "outside_band" else reason for reason in reasons]
             yield Decided(groups, reasons, num_known, counts, step)
 
     def _keep_old_logps(self, sampler: Sampler) -> None:

@@ -34,7 +34,7 @@ ARMS = {  # beside the recipe, which carries and remembers
     "full batch again": {**PAPER, "batch_multiplier": 1.0},
     "ours": PAPER,
     "ours, carry, memory": {},
-    "ours, carry, memory, auto": {"dynamic_sampling_screen": "auto"},
+    "ours, carry, memory, auto": {"dynamic_sampling_screen": "on"},
     "all weights": {"use_peft": False, "learning_rate": 1e-5},
     "0.2": {"epsilon_high": 0.2},
     "0.28": {},

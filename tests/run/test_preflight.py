@@ -246,7 +246,7 @@ def best_of_eight(completions, **kwargs):
 def test_a_function_that_cannot_score_a_part_of_a_group_is_refused_if_a_screen_was_asked_for(made):
     said = refusal(made(best_of_eight, **SCREENED))
     assert said.startswith(
-        "`dynamic_sampling_screen=3` has 3 completions of a group scored first, and the reward function "
+        "`dynamic_sampling_screen='3'` has 3 completions of a group scored first, and the reward function "
         "'best_of_eight' failed with RuntimeError: shape"
     )
     assert said.endswith("Set `dynamic_sampling_screen='off'`, or make the function score any number of completions.")
@@ -259,7 +259,7 @@ def test_a_function_that_cannot_score_a_part_of_a_group_turns_the_default_screen
     assert not trainer._sampler.selection.splits_groups
     assert trainer.args.dynamic_sampling_screen == "off"
     said = " ".join(capsys.readouterr().out.split())
-    assert "Off: `dynamic_sampling_screen='auto'` has 6 completions of a group scored first, and the reward" in said
+    assert "Off: `dynamic_sampling_screen='on'` has 6 completions of a group scored first, and the reward" in said
 
 
 def test_functions_are_called_with_a_group_and_with_as_few_as_a_screen_samples_first(made):

@@ -390,6 +390,31 @@ def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted,
     assert not any(line.startswith(("Advice:", "Short:")) or "GRPOTrainer" in line for line in others)
 
 
+@pytest.mark.parametrize(
+    ("sampled", "num_prompts", "advice"),
+    # Of 32 groups 16 are accepted, and all of them train: a step costs twice as much as one of GRPO's with 16 prompts,
+    # which would train on 8. With 8 prompts it costs as much. With the screen 8 x 32 completions are 24 groups': 1.5
+    # times, and 16 / 1.5 = 10.7.
+    [
+        (256, 16, "with 8 prompts per rollout instead of 16, a step would have cost about as much as one of"),
+        (256, 16, "of GRPOTrainer, for about 1.0 times as many informative groups."),
+        (192, 16, "with 11 prompts per rollout instead of 16"),
+        (192, 16, "for about 1.3 times as many informative groups."),
+        (128, 16, None),
+        (256, 1, None),
+        (256, None, None),
+    ],
+)
+def test_a_summary_says_with_how_many_prompts_a_step_would_have_cost_as_much_as_grpos(sampled, num_prompts, advice):
+    metrics = {"acceptance_rate": 0.5, "groups_generated": 32, "completions_generated": sampled, "shortfall": 0}
+    metrics |= {"groups_trained": 16, "completions_trained": 128}
+    entry = {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in metrics.items()}
+    lines = summed_up([entry], Totals(32, 16, 640), num_prompts=num_prompts)
+    said = [line for line in lines if line.startswith("Advice:")]
+    assert len(said) == (advice is not None)
+    assert advice is None or advice in said[0]
+
+
 def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():
     lines = summed_up([], step=60, seconds=860, resumed_at=30)
     assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Each step moved the weights."

@@ -553,7 +553,8 @@ class Run:
             return "masked"
         if len({*live}) == 1:
             return "masked" if len({*scored}) > 1 else "all_correct" if live[0] else "all_wrong"
-        return "outside_band" if self.config.has_band and sum(live) / len(live) > 0.7 else None
+        is_outside = group.is_whole and self.config.has_band and sum(live) / len(live) > 0.7
+        return "outside_band" if is_outside else None
 
     def _reward(self, group: PromptGroup, index: int) -> float:
         config = self.config

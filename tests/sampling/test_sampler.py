@@ -391,6 +391,15 @@ def test_a_pass_that_accepts_nothing_is_told_of_once():
     assert told_of_passes(new(1, stream(4), max_gen_batches=0, batch_multiplier=2.0), rounds) == [0, 1, 0, 2, 0, 0, 1]
 
 
+def test_a_pass_whose_groups_a_band_drops_in_the_end_accepts_nothing_though_first_completions_differ():
+    # All first completions differ (1 of 2 right), and all groups end at 3 of 4, above the band's one half.
+    sampler = new(1, stream(4), num_generations=4, screen=2, max_gen_batches=0)
+    for _ in range(6):
+        requests = sampler.next_requests()
+        screened_round(sampler, requests, [1 if request.is_first else 2 for request in requests])
+    assert sampler.new_passes_without_group() > 0
+
+
 def test_prompts_that_are_skipped_are_no_part_of_a_pass_that_accepts_nothing():
     sampler, told = new(1, stream(4), max_gen_batches=0), []
     for _ in range(8):  # each takes one of the four, and skips three
@@ -449,7 +458,6 @@ def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
     [
         ({}, False),
         ({"screen": 4}, False),
-        ({"screen": "auto"}, True),
         ({"screen": "on"}, True),
         ({"memory": PromptMemory()}, True),
     ],
@@ -459,7 +467,7 @@ def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_han
 
 
 def test_without_its_screen_a_sampler_counts_as_one_that_never_had_it():
-    sampler = new(4, num_generations=4, screen="auto", carries=True)
+    sampler = new(4, num_generations=4, screen="on", carries=True)
     assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (True, True)
     sampler.selection.policies.clear()  # as the preflight leaves it out
     assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (False, False)
@@ -548,7 +556,8 @@ def screened_round(sampler, requests, rights):
         sizes.setdefault((-num_known, request.group.num_received), []).append(request.group)
     for (minus_known, size), groups in sorted(sizes.items(), key=lambda item: item[0]):
         rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), size)
-        reasons = drop_reasons(rewards_NG, None, Criterion(max_accuracy=0.5))
+        criterion = Criterion(max_accuracy=0.5) if groups[0].is_whole else Criterion()
+        reasons = drop_reasons(rewards_NG, None, criterion)
         sampler.decide(Decided(groups, reasons, -minus_known))
 
 
@@ -592,7 +601,7 @@ def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume
     assert again.selection.round_size.share_completed == sampler.selection.round_size.share_completed
 
 
-@pytest.mark.parametrize(("screen", "new"), [("auto", [8]), ("on", [8]), (3, [3] * 4)])
+@pytest.mark.parametrize(("screen", "new"), [("on", [8]), (3, [3] * 4)])
 def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
     """Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: eight of one prompt, or 3 of four."""
     sampler = make(8, num_generations=16, screen=screen, max_round_size=4, carries=True)
@@ -615,9 +624,9 @@ def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
     assert new(10, num_generations=10, max_gen_batches=1.15).num_left == 115  # not 1.15 x 100 = 114.99999999999999
 
 
-KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
+KINDS = [{}, {"screen": 3}, {"screen": "on"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
 KINDS += [
-    {"target": 1, "screen": "auto"},
+    {"target": 1, "screen": "on"},
     {"num_ranks": 32},
     {"screen": 3, "num_ranks": 16},
 ]
@@ -641,7 +650,7 @@ def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, opt
             screened_round(sampler, requests, [rng.random() < 0.3 for _ in requests])
         assert left < least + for_equal_shares or not sampler.rollout.shortfall
         sampler.finish_rollout()
-    if options == {"screen": "auto"}:
+    if options == {"screen": "on"}:
         for _ in range(100):
             population_of(sampler).update(4, 8)
         sampler.start_rollout()
@@ -662,7 +671,7 @@ def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
         def expected_acceptance(self, prompt_id, num_generations):
             return 0.99
 
-    sampler = make(8, num_generations=16, screen="auto", carries=True, memory=Knows())
+    sampler = make(8, num_generations=16, screen="on", carries=True, memory=Knows())
     for _ in range(100):
         population_of(sampler).update(0, 16)
     learn(sampler, 99, 100)
@@ -795,7 +804,7 @@ def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
     let_wait(sampler, 16, num=1, staleness=1)
     sampler.request_ahead()
     num_new = sum(request.is_first for request in sampler.queue.in_flight)
-    assert num_new == acceptance_of(sampler).at_most(2 * 32 - 16)
+    assert num_new == acceptance_of(sampler).most_prompts_for(2 * 32 - 16)
 
 
 def test_a_draw_ahead_counts_on_what_is_carried():
@@ -863,7 +872,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
         def draw_skip(self, prompt_id, num_generations, may_skip):
             self.asked += 1
-            self.skipped += [0.5] * (skips := int(prompt_id) % 2 == 0)
+            self.skipped += [(1.0, 1.0)] * (skips := int(prompt_id) % 2 == 0)
             return skips
 
     memory = SkipsEven(seed=0)
@@ -895,7 +904,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
 def two_ahead(monkeypatch, **options):
     """All that is asked for is taken to be accepted."""
-    monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: max(int(wanted), 0))
+    monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: max(int(wanted), 0))
     return new(4, carries=True, ahead=2, **options)
 
 
@@ -943,7 +952,7 @@ def test_where_groups_are_dropped_no_more_is_taken_in_than_is_missing_and_as_man
 def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatch):
     """Fourteen are asked for and taken in at once, and all are accepted: four train, and four in the next rollout."""
     sampler = two_ahead(monkeypatch)
-    monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: 14)
+    monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: 14)
     sampler.request_ahead()
     assert len(play_requests(sampler, [YES] * 14)) == 14
     batch = end_rollout(sampler)
@@ -1037,7 +1046,7 @@ def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fi
 @pytest.mark.parametrize(
     ("num_generations", "num_ranks", "target"), [(8, 8, 2), (8, 3, 3), (16, 8, 1), (8, 8, 4), (4, 4, 4)]
 )
-@pytest.mark.parametrize("screen", ["auto", 2])
+@pytest.mark.parametrize("screen", ["on", 2])
 def test_near_the_limit_the_share_that_makes_ranks_equal_is_no_reason_to_sample_little(
     limit, num_generations, num_ranks, target, screen
 ):

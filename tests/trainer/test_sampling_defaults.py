@@ -38,7 +38,7 @@ def start_line(capsys):
 
 
 def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_path, capsys):
-    assert trained(tiny_model, tmp_path) == (DEFAULTS, "auto")
+    assert trained(tiny_model, tmp_path) == (DEFAULTS, "on")
     assert start_line(capsys) == (
         "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
         "rollout. To sample less, surplus groups train in the next rollout, prompts that are likely to be dropped are "
@@ -151,7 +151,7 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
     values, screen = trained(tiny_model, tmp_path, **settings)
     assert values == DEFAULTS | {f"dynamic_sampling_{name}": PAPER[f"dynamic_sampling_{name}"] for name in off}
-    assert screen == (None if "screen" in off else "auto")
+    assert screen == (None if "screen" in off else "on")
     line = start_line(capsys)
     assert (line.count("Off: "), why in line) == (len(off), True)
 

@@ -102,6 +102,15 @@ def test_a_band_of_accuracy_judges_whole_groups(tiny_model, tmp_path):
     assert asked[1] == asked[2] == 4
 
 
+def test_the_ledger_has_the_text_of_all_completions_of_a_group_that_a_band_drops_in_the_end(tiny_model, tmp_path):
+    # One of the first two is right, which is outside of the band too: it is a matter of whole groups all the same.
+    settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_stop_after": 0, "log_groups": 100}
+    make(tiny_model, tmp_path, dynamic_sampling_min_accuracy=0.55, **settings).train()
+    dropped = [row for row in read_ledger(tmp_path).to_pylist() if row["drop_reason"] == "outside_band"]
+    assert dropped
+    assert [len(row["completions"]) for row in dropped] == [4] * len(dropped)
+
+
 def test_the_memory_hears_of_each_completion_once(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, dynamic_sampling_memory=True)
     trainer.train()

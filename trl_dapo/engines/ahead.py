@@ -201,7 +201,8 @@ class GroupsAhead:
                 held[group.number].prompt_ids.tolist() == list(ids)
                 for group, ids in zip(answered, tokens, strict=True)
             ]
-            return [group.number for group in answered if all(fit)], len(fit) < len(held) or not all(fit)
+            numbers = [group.number for group in answered] if all(fit) else []
+            return numbers, len(numbers) < len(held)
 
         numbers, is_of_others = on_main_process(find)
         if is_of_others:

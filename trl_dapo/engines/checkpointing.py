@@ -97,21 +97,30 @@ class CheckpointMixin(TypedGRPOTrainer):
             "reward_values": sorted(self._task.values),
         }
 
-    def _mismatches(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
-        """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
-        self._fingerprint = self._current_fingerprint()
-        theirs, own, update = header | local["fingerprint"], dict(self._fingerprint), local["update"]
-        if (rollout := update["rollout"]) is not None:
-            sizes: dict[str, Any] = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
-            sizes |= {"num_iterations": update["generate_every"] // len(rollout), "steps_per_generation": len(rollout)}
-            if "ref_per_token_logps" not in rollout[0]:
-                sizes["beta"] = 0.0
-            if update["step"] % update["generate_every"] % self.args.gradient_accumulation_steps:
-                # No step would end with the rollout, where limits of the run are looked at.
-                sizes["gradient_accumulation_steps"] = update.get("accumulation")
-            theirs |= {name: x for name, x in sizes.items() if x is not None}
+    def _mismatches(self, local: dict[str, Any]) -> dict[str, tuple]:
+        """Return the settings that this process's rows do not fit: the checkpoint's value and this run's."""
+        theirs, own = dict(local["fingerprint"]), self._current_fingerprint()
+        if local["update"]["rollout"] is not None:
+            sizes = self._sizes_of_rollout(local["update"])
+            theirs |= sizes
             own |= {name: getattr(self.args, name) for name in sizes}
-        return {name: (x, own[name]) for name, x in theirs.items() if own.get(name, x) != x}
+        return {name: (theirs[name], own[name]) for name in theirs if name in own and theirs[name] != own[name]}
+
+    def _sizes_of_rollout(self, update: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings with which the rollout was cut that a checkpoint holds, where others would not fit."""
+        rollout, generate_every = update["rollout"], update["generate_every"]
+        sizes: dict[str, Any] = {
+            "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
+            "num_iterations": generate_every // len(rollout),
+            "steps_per_generation": len(rollout),
+        }
+        if "ref_per_token_logps" not in rollout[0]:
+            sizes["beta"] = 0.0
+        step_in_rollout = update["step"] % generate_every
+        if step_in_rollout % self.args.gradient_accumulation_steps:
+            # No step would end with the rollout, where limits of the run are looked at.
+            sizes["gradient_accumulation_steps"] = update["accumulation"]
+        return sizes
 
     def _load_local(self, checkpoint: str, local: dict[str, Any], rows_fit: bool) -> None:
         line = describe_changes(checkpoint, local["settings"], settings_to_compare(self.args))
@@ -154,6 +163,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             restore = partial(self._load_local, checkpoint)
+            self._fingerprint = self._current_fingerprint()
             load_state(Path(checkpoint), self._sampler, self._mismatches, restore, self.args.ignore_data_skip)
 
     def get_train_dataloader(self) -> DataLoader:

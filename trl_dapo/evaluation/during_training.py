@@ -95,13 +95,16 @@ class EvaluationMixin(TypedGRPOTrainer):
         if not self._task.has_correctness:
             logger.warning_once(SCORES_LEFT_OUT)
             return
-        answers, states_answers = find_answers(self._task.names, logged, [text for *_, text in own_rows])
-        rows = gather_object([(*problem, answer) for (*problem, _), answer in zip(own_rows, answers, strict=True)])
+        texts = [text for _, _, text in own_rows]
+        answers, states_answers = find_answers(self._task.names, logged, texts)
+        rows = gather_object(
+            [(source, digest, answer) for (source, digest, _), answer in zip(own_rows, answers, strict=True)]
+        )
         rewards = self._task.scaled(rewards, self.args.reward_scaling).cpu()
         verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
         right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
-        problems = [tuple(problem) for *problem, _ in rows]
-        self._scores.add(problems, [answer for *_, answer in rows], right, states_answers)
+        problems = [(source, digest) for source, digest, _ in rows]
+        self._scores.add(problems, [answer for _, _, answer in rows], right, states_answers)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """With the last batch, also if `dataloader_drop_last=True`: that is for training."""

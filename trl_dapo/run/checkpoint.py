@@ -32,6 +32,18 @@ logger = logging.get_logger(__name__)
 STATE_NAME = "dapo_state.json"
 MEMORY_NAME = "dapo_memory.parquet"
 RANK_NAME = "dapo_state_rank{}.pt"
+# What a trainer gives to `save_state`, and `save_state` adds.
+LOCAL_KEYS = {
+    "settings",
+    "fingerprint",
+    "update",
+    "metrics",
+    "entropy",
+    "queue",
+    "ahead",
+    "reward_values",
+    "num_processes",
+}
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
 # The settings that a checkpoint's rows depend on: how they are sampled, which groups train, and with which rewards and
 # advantages.
@@ -100,7 +112,7 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
 def load_state(
     folder: Path,
     sampler: Sampler | None,
-    mismatches: Callable[[dict, dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
+    mismatches: Callable[[dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
     restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
     ignore_data_skip: bool,
 ) -> None:
@@ -140,7 +152,7 @@ def load_state(
         return
     if all_lost:
         local = None
-    differs = {} if local is None else mismatches(local, shared.get("header", {}))
+    differs = {} if local is None else mismatches(local)
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     other_nums = [one["num_processes"] for one in found if one["num_processes"] not in (None, num_processes)]
@@ -203,7 +215,7 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
         local = torch.load(path, map_location="cpu", weights_only=True)
     except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"its {path.name} cannot be read ({type(error).__name__}: {error})"
-    if not isinstance(local, dict) or not {"update", "metrics", "queue", "ahead", "num_processes"} <= local.keys():
+    if not isinstance(local, dict) or not LOCAL_KEYS <= local.keys():
         return None, f"its {path.name} is not what this version of trl_dapo writes"
     return local, None
 

@@ -52,8 +52,9 @@ class Preflight(TrainerCallback):
 
     def __post_init__(self) -> None:
         args, self._tried_on = self.args, list[dict]()  # examples for the reward functions
-        if self.sampler is not None and isinstance(args.dynamic_sampling_memory, str):
-            self.choice.known = learn_from(args.dynamic_sampling_memory, self.sampler)
+        memory = args.dynamic_sampling_memory
+        if self.sampler is not None and isinstance(memory, str) and memory != "auto":
+            self.choice.known = learn_from(memory, self.sampler)
 
     def check_example(self) -> None:
         """Looks at the first example, and refuses a dataset without one. Every rank calls it."""
@@ -142,7 +143,7 @@ class Preflight(TrainerCallback):
             self._score(example, num_first)
         except SetupError as error:
             failed = str(error.__cause__).rstrip(".")
-            setting = f"`dynamic_sampling_screen={screen.setting!r}`"
+            setting = f"`dynamic_sampling_screen={self.args.dynamic_sampling_screen!r}`"
             why = (
                 f"{setting} has {num_first} completions of a group scored first, and {failed[:1].lower()}{failed[1:]}"
             )
@@ -150,7 +151,7 @@ class Preflight(TrainerCallback):
                 way_out = "Set `dynamic_sampling_screen='off'`, or make the function score any number of completions."
                 raise SetupError(f"{why}. {way_out}") from error
             assert self.sampler is not None
-            self.sampler.selection.policies.remove(screen)
+            self.sampler.selection.remove(screen)
             self.choice.leave_out_screen(why)
 
     def _score(self, example: dict, num: int) -> Tensor:

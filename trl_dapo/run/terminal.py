@@ -237,10 +237,27 @@ def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
     return ComparedWithGRPO(tokens, full / informative, full)
 
 
-def advise_on_batches(compared: ComparedWithGRPO) -> str | None:
-    """Return what to do about steps that trained on hardly more informative groups than GRPO's; `None` for others."""
+def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None) -> str | None:
+    """
+    Return what to do about steps that cost more than those of `GRPOTrainer`, or that trained on hardly more
+    informative groups; `None` for others.
+
+    Args:
+        compared ([`ComparedWithGRPO`]):
+            What steps cost and trained on.
+        num_prompts (`int`, *optional*):
+            Prompts of a rollout batch, to say with how many a step would have cost as much as GRPO's.
+    """
     if compared.groups >= WORTH_IT:
-        return None
+        if num_prompts is None or compared.tokens < WORTH_IT:
+            return None
+        num_fewer = max(round(num_prompts / compared.tokens), 1)
+        if num_fewer == num_prompts:
+            return None
+        return (
+            f"with {num_fewer} prompts per rollout instead of {num_prompts}, a step would have cost about as much as "
+            f"one of GRPOTrainer, for about {compared.groups / compared.tokens:.1f} times as many informative groups."
+        )
     if compared.full < 1 / WORTH_IT:
         return (
             f"batches were only {compared.full:.0%} full, so a step trained on about {compared.groups:.1f} times as "
@@ -266,6 +283,7 @@ def summarize(
     fills_batches: bool = True,  # with accepted groups alone: neither with copies nor with dropped ones
     num_groups_left: int = 0,  # of those that were to train, as the run ended before their step
     rollouts: Sequence[dict] = (),  # of `read_rollouts`, whatever was logged; else the log says what it can
+    num_prompts: int | None = None,  # of a rollout batch
 ) -> list[str]:
     """What became of a run, one line for each thing that is known."""
     empty = count_empty_steps(log_history)
@@ -295,7 +313,8 @@ def summarize(
                 f"{tokens}: {compared.tokens:.1f} times as many per step as GRPOTrainer, for about "
                 f"{compared.groups:.1f} times as many informative groups."
             )
-            if advice := advise_on_batches(compared):
+            advice = advise_on_batches(compared, num_prompts)
+            if advice is not None:
                 lines.append(f"Advice:    {advice}")
     waits = any("timeline/wait_seconds" in entry for entry in log_history)
     phases = PHASES_WITH_SERVER if waits else PHASES
@@ -472,6 +491,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             output_dir=output_folder(args),
             resumed_at=resumed_at,
             rest=self._stopwatch.timeline(),
+            num_prompts=None if self._sampler is None else self._sampler.target,
             fills_batches=self._args.dynamic_sampling_mode in ("filter", "paper"),
             num_groups_left=num_groups_left,
             rollouts=[] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals),

@@ -68,6 +68,11 @@ class GenerationRequest:
         return self.group.num_received == 0
 
     @property
+    def may_wait(self) -> bool:
+        """Whether a later rollout than the next one may take the answer in."""
+        return self.expires_at > self.policy_rollout + 1
+
+    @property
     def is_whole(self) -> bool:
         """Whether all of the group is requested at once."""
         return self.is_first and self.num_completions == self.group.num_generations
@@ -131,7 +136,7 @@ class PromptGroup:
         return rollout - min(self.policy_rollouts, default=rollout)
 
     def move_to(self, state: GroupState, reason: str | None = None) -> None:
-        """Change the state; raise for a change that is not in the picture at the top of this file."""
+        """Change the state; raise for a change that is not described at the top of this file."""
         if state not in _NEXT_STATES[self.state]:
             raise RuntimeError(f"Group {self.number} of prompt {self.name!r} cannot go from {self.state} to {state}.")
         self.state, self.drop_reason = state, reason

@@ -45,16 +45,19 @@ class Decided(NamedTuple):
 class SelectionPolicy:
     """A say in which prompts are sampled, and how many completions of each first. By default it has none."""
 
+    name = ""  # in logs
+    is_on = True  # if it is off, it learns and has no say
     needs_counts = False  # whether it learns from how many completions are correct
     splits_groups = False  # whether it may request only the first completions of a group
 
-    skipped: Sequence[float] = ()  # the pass rates expected of prompts that it skipped since the rollout began
+    # The pass rates of the prompts that it skipped since the rollout began, each as a Beta distribution.
+    skipped: Sequence[tuple[float, float]] = ()
 
     def start_rollout(self) -> None:
         """Note that a rollout begins."""
 
     def skips(self, name: str, may_skip: bool) -> bool:
-        """Return whether to pass over a prompt now; `may_skip` is false if all others were passed over."""
+        """Return whether to skip a prompt now. If `may_skip` is false, a full pass was skipped: return false."""
         return False
 
     def num_first(self, name: str | None, num_generations: int) -> int:
@@ -71,6 +74,32 @@ class SelectionPolicy:
 
     def observe(self, decided: Decided) -> None:
         """Learn from groups that were decided on."""
+
+    def pass_rate(self, name: str | None) -> tuple[float, float] | None:
+        """
+        Return the Beta distribution of a prompt's pass rate, or of any prompt's for `None`: its two parameters, or
+        `None` if it cannot tell.
+        """
+        return None
+
+    def expected_saving(self, num_generations: int) -> float:
+        """Return how many times fewer completions it would take by what it knows, if it were on."""
+        return 1.0
+
+    def describe_on(self, num_generations: int) -> str:
+        """Return what is done if it is on."""
+        return ""
+
+    def describe_off(self) -> str:
+        """Return what is done if it is off."""
+        return ""
+
+    def leave_out(self, policy: "SelectionPolicy") -> None:
+        """Note that the run goes on without another policy."""
+
+    def take_messages(self) -> list[str]:
+        """Return what a user should be told, once."""
+        return []
 
     def metrics(self) -> dict[str, float]:
         """Return what the log says of it, without the prefix `dynamic_sampling/`."""

@@ -16,8 +16,8 @@ from .policies import Decided, SelectionPolicy
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """Probability that completions are neither all right nor all wrong, for a Beta-distributed pass rate."""
-    all_correct = math.exp(_log_likelihood(num_generations, 0, correct, wrong))
-    return max(1.0 - all_correct - math.exp(_log_likelihood(0, num_generations, correct, wrong)), 0.0)
+    all_correct = math.exp(log_likelihood(num_generations, 0, correct, wrong))
+    return max(1.0 - all_correct - math.exp(log_likelihood(0, num_generations, correct, wrong)), 0.0)
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class Population:
 class PromptMemory(SelectionPolicy):
     """Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank."""
 
+    name = "memory"
     needs_counts = True
 
     # A pass rate has a Beta posterior: a prior, fitted to the looks at all prompts, and the evidence of its own looks.
@@ -101,7 +102,7 @@ class PromptMemory(SelectionPolicy):
         self._num_draws = 0
         self._age = 0  # how often all that was known lost half its weight
         self._surprise = 0.0
-        self.skipped: list[float] = []  # pass rates expected of prompts passed over, since the sampler cleared it
+        self.skipped: list[tuple[float, float]] = []  # Beta distributions of the pass rates, since the rollout began
 
     def start_rollout(self) -> None:
         self.skipped.clear()
@@ -119,6 +120,27 @@ class PromptMemory(SelectionPolicy):
         for group, (num_correct, num_scored) in zip(decided.groups, decided.counts, strict=True):
             self.update(group.name, num_correct, num_scored, decided.step, is_rest=is_rest)
 
+    def expected_saving(self, num_generations: int) -> float:
+        """Return how many times more often a group is accepted once every prompt was looked at once."""
+        correct, wrong = self.population.pass_rate()
+        unseen = expected_acceptance(correct, wrong, num_generations)
+        num_looks, num_accepted = 0.0, 0.0  # per pass and prompt
+        for num_correct in range(num_generations + 1):
+            num_wrong = num_generations - num_correct
+            num_orders = math.comb(num_generations, num_correct)
+            share = num_orders * math.exp(log_likelihood(num_correct, num_wrong, correct, wrong))
+            promise = expected_acceptance(correct + num_correct, wrong + num_wrong, num_generations)
+            looks = share * self._looks_per_pass(promise, unseen)
+            num_looks += looks
+            num_accepted += looks * promise
+        return num_accepted / num_looks / unseen
+
+    def describe_on(self, num_generations: int) -> str:
+        return "prompts that are likely to be dropped are skipped for a while"
+
+    def describe_off(self) -> str:
+        return "no prompt is skipped"
+
     def metrics(self) -> dict[str, float]:
         return {"skipped_by_memory": float(len(self.skipped))}
 
@@ -134,8 +156,7 @@ class PromptMemory(SelectionPolicy):
         unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
         correct, wrong = self.pass_rate(prompt_id)
         promise = expected_acceptance(correct, wrong, num_generations)
-        looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
-        looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
+        looks_per_pass = self._looks_per_pass(promise, unseen)
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
         skip = may_skip and self._draw(prompt_id) * num_left >= 1
@@ -143,16 +164,21 @@ class PromptMemory(SelectionPolicy):
         record.num_skipped = record.num_skipped + 1 if skip else 0
         record.num_passes += skip
         if skip:
-            self.skipped.append(correct / (correct + wrong))
+            self.skipped.append((correct, wrong))
         return skip
+
+    def _looks_per_pass(self, promise: float, unseen: float) -> float:
+        """Return how often to look at a prompt that is so promising, if an unseen one is looked at in every pass."""
+        looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
+        return max(looks_per_pass, 2 / (self.longest_wait + 1))
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
         """Learns from one generated group, or from the rest of one whose first few it knows."""
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
         if not is_rest:  # the rest of a group that passed is no look of its own
             num_wrong = num_scored - num_correct
-            whole = _log_likelihood(num_correct, num_wrong, *self._posterior(record))
-            half = _log_likelihood(num_correct, num_wrong, *self._posterior(record, self.KEPT))
+            whole = log_likelihood(num_correct, num_wrong, *self._posterior(record))
+            half = log_likelihood(num_correct, num_wrong, *self._posterior(record, self.KEPT))
             self._surprise = max(self._surprise + half - whole, 0.0)
             if self._surprise > self.MOST_SURPRISE:  # half of what is known would have foretold the last looks better
                 self.halve()
@@ -218,12 +244,13 @@ class PromptMemory(SelectionPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from what was kept, with the file's `records` beside it."""
         self._records = state.get("records", {})
+        self.skipped.clear()
         self.population.load_state_dict(state)
         for name in self._STATE:
             setattr(self, name, state[name.lstrip("_")])
 
 
-def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
+def log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
     """Of completions in the order they came, for a Beta-distributed pass rate."""
     return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
 

@@ -48,7 +48,7 @@ class PromptStream:
 
     @property
     def passes_taken(self) -> float:
-        """As many passes as the prompts make that were taken, without those that were skipped."""
+        """Passes over the dataset, counting only prompts that were taken."""
         return self.passes - (self.num_skipped / self._source.length if self._source.length else 0.0)
 
     def passes_at(self, num_passes: int, position: int) -> float:
@@ -63,15 +63,19 @@ class PromptStream:
         """The next `n` prompts, or up to one that `is_enough`; `skip`, where it may, passes over some for a pass."""
         taken: list[tuple[str, Any]] = []
         self.taken_at = []
-        num_refused = 0
+        num_skipped_in_a_row = 0
+        may_skip = True
         while len(taken) < n:
             name, row = self._next_row()
-            # So many consecutive rows hold one full pass: if all were skipped, none would ever be taken.
-            may_skip = self._source.length is None or num_refused < 2 * self._source.length - 1
+            if self._source.length is not None and num_skipped_in_a_row >= 2 * self._source.length - 1:
+                # So many rows hold one full pass, and all were skipped: for the rest of this call none is.
+                may_skip = False
             if skip is not None and skip(name, may_skip):
-                self.num_skipped, num_refused = self.num_skipped + 1, num_refused + 1
+                self.num_skipped += 1
+                num_skipped_in_a_row += 1
                 continue
-            num_refused = 0 if may_skip else num_refused
+            if may_skip:
+                num_skipped_in_a_row = 0
             taken.append((name, row))
             self.taken_at.append((self.num_passes, self._position - 1))
             if is_enough(name):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The queue: every group that was drawn and has neither trained nor been dropped, in the order of the draw.
+"""The queue: every group that was requested and has neither trained nor been dropped, in the order of the draw.
 
 It is the one owner of what is in flight, partly sampled, or accepted and waiting for a batch. Surplus is carried by
 leaving it here at the end of a rollout.
@@ -119,23 +119,24 @@ class GroupQueue:
     def renew(self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False) -> None:
         """
         Note that these groups in flight are requested again, of the policy of this rollout. With `keeps_together`,
-        those that are due with answered ones stay due with them, since processes share only all of them equally.
+        those that expire with answered ones still expire with them, since processes share only all of them equally.
         """
-        answered: set[int] = set()
+        expires_with_answered: set[int] = set()
         if keeps_together:
-            answered = {request.expires_at for request in self.in_flight if request.group.number not in numbers}
+            expires_with_answered = {
+                request.expires_at for request in self.in_flight if request.group.number not in numbers
+            }
         for request in self.in_flight:
-            if request.group.number in numbers:
-                # A request that could wait more than one rollout may wait as long again.
-                is_lasting = request.expires_at > request.policy_rollout + 1 and request.expires_at not in answered
-                later = rollout - request.policy_rollout if is_lasting else 0
-                request.group.request = replace(
-                    request, policy_rollout=rollout, policy_step=step, expires_at=request.expires_at + later
-                )
+            if request.group.number not in numbers:
+                continue
+            expires_at = request.expires_at
+            if request.may_wait and expires_at not in expires_with_answered:
+                expires_at += rollout - request.policy_rollout  # it may wait as long again
+            request.group.request = replace(request, policy_rollout=rollout, policy_step=step, expires_at=expires_at)
 
     @property
     def oldest_in_flight(self) -> tuple[int, int] | None:
-        """Where in the stream the oldest group is that has no completion yet."""
+        """The stream position of the oldest group without completions."""
         waiting = [request.group for request in self.in_flight if request.is_first] + self.drawn
         return min((group.stream_position for group in waiting), default=None)
 
@@ -163,7 +164,8 @@ class GroupQueue:
             example = examples.get(position, {})
             is_needed = entry["state"] != GroupState.ACCEPTED.value
             if is_needed and not (position in examples and is_example_of(example, entry)):
-                num_lost += bool(entry["ranks"])
+                if entry["ranks"]:
+                    num_lost += 1
                 has_all = has_all and entry["request"] is None
                 continue
             group = PromptGroup.from_state_dict(entry, example, self.num_generations)

@@ -51,6 +51,11 @@ class AcceptanceRate:
         """Of the next round, strictly between 0 and 1; 0.5 before any evidence."""
         return self._fit()[0]
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the estimate."""
+        return math.sqrt(self._fit()[1])
+
     def _fit(self) -> tuple[float, float]:
         """Value at age 0 of the fitted line, and its variance, without the noise of the round to come."""
         # Two groups, one of them accepted, stand for the uniform prior.
@@ -86,15 +91,24 @@ class AcceptanceRate:
         for name in asdict(self):
             setattr(self, name, state[name])
 
-    def at_most(self, wanted: float) -> int:
-        """Prompts of which hardly ever more than are `wanted` are accepted."""
-        # The largest n of n r + z sqrt(n r (1 - r) + n^2 v) <= w, and no more than a round would ask for.
-        if wanted <= 0:
+    def most_prompts_for(self, num_wanted: float) -> int:
+        """Return the most prompts to request so that more than `num_wanted` are hardly ever accepted."""
+        if num_wanted <= 0:
             return 0
         rate, variance = self._fit()
-        b = wanted * rate + self.SPARE**2 * rate * (1 - rate) / 2
-        root = math.sqrt(max(b**2 - (rate**2 - self.SPARE**2 * variance) * wanted**2, 0.0))
-        return int(min(wanted**2 / (b + root), wanted * min(1 / MIN_RATE, 1 + self.num_accepted)))
+        # The largest n with n r + z sqrt(n r (1 - r) + n^2 v) <= w. At equality, without the square root, it is the
+        # smaller root of a n^2 - 2 b n + w^2 = 0, written so that nothing cancels.
+        a = rate**2 - self.SPARE**2 * variance
+        b = num_wanted * rate + self.SPARE**2 * rate * (1 - rate) / 2
+        smaller_root = num_wanted**2 / (b + math.sqrt(max(b**2 - a * num_wanted**2, 0.0)))
+        return int(min(smaller_root, self._most_prompts(num_wanted)))
+
+    def _most_prompts(self, num_wanted: float) -> float:
+        """
+        Return how many prompts a round may have at most. What rests on few accepted groups may not enlarge a round
+        much, and if none was ever accepted not at all: a run that accepts nothing must not generate ever more.
+        """
+        return num_wanted * min(1 / MIN_RATE, 1 + self.num_accepted)
 
     def round_size(self, deficit: int, target: int, *, carries: bool = False, is_rare: bool = False) -> int:
         """Prompts that the next round asks for; one more round `is_rare` where it stops engine and training."""
@@ -104,21 +118,20 @@ class AcceptanceRate:
         # standard deviation s at the expected size, and the cost c of one more round. A rate so uncertain that no
         # margin is worth its price gets none.
         rate, variance = self._fit()
-        # What rests on few accepted groups may not enlarge a round much, and where none was ever accepted not at all:
-        # a run that accepts nothing must not generate ever more.
-        most = deficit * min(1 / MIN_RATE, 1 + self.num_accepted)
+        most = self._most_prompts(deficit)
         deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)
         if is_rare:
             round_cost = max(self.RARE_ROUND_COST * target, self.MIN_RARE_ROUND_COST)
         else:
             round_cost = max((self.CARRY_ROUND_COST if carries else self.ROUND_COST) * target, self.MIN_ROUND_COST)
         z_squared = max(-2 * math.log(math.sqrt(2 * math.pi) * deviation / round_cost), 0.0)
-        # The larger root of a n^2 - 2 b n + d^2 = 0.
+        # At equality, without the square root, it is the larger root of a n^2 - 2 b n + d^2 = 0.
         a = rate**2 - z_squared * variance
         b = deficit * rate + z_squared * rate * (1 - rate) / 2
         if a <= 0:
             return math.ceil(most)
-        return math.ceil(min(most, (b + math.sqrt(max(b**2 - a * deficit**2, 0.0))) / a))
+        larger_root = (b + math.sqrt(max(b**2 - a * deficit**2, 0.0))) / a
+        return math.ceil(min(most, larger_root))
 
 
 class RoundSize(SelectionPolicy):

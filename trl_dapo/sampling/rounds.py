@@ -141,28 +141,44 @@ def bring_together(plan: ScoringPlan, device: torch.device) -> list[Row]:
     """
     Move rows to the processes that score them, where whole groups stay. Return this process's, in order. Collective.
     """
+    rank, _ = rank_and_world_size()
+    arrived = _exchange(plan, device)
+    mine = []
+    for group, index in plan.per_rank[rank]:
+        key = group.number, index
+        mine.append(arrived[key] if key in arrived else group.rows[index])
+    holders = _holders_of_whole_groups(plan)
+    for group, holder in holders.items():
+        group.ranks = [holder] * group.num_received
+        if holder != rank:
+            group.rows = {}
+    for (group, index), row in zip(plan.per_rank[rank], mine, strict=True):
+        if holders.get(group) == rank:
+            group.rows[index] = row
+    return mine
+
+
+def _exchange(plan: ScoringPlan, device: torch.device) -> dict[tuple[int, int], Row]:
+    """Send rows to where they are scored; return those that came, by the group's number and the index. Collective."""
     rank, num_ranks = rank_and_world_size()
     outgoing: list[list[tuple[Any, Row]]] = [[] for _ in range(num_ranks)]
     for destination, share in enumerate(plan.per_rank):
+        if destination == rank:
+            continue
         for group, index in dict.fromkeys(share):
-            if destination != rank and group.ranks[index] == rank:
+            if group.ranks[index] == rank:
                 outgoing[destination].append(((group.number, index), group.rows[index]))
-    arrived = dict(exchange_rows(outgoing, device))
-    mine = [
-        arrived[group.number, index] if (group.number, index) in arrived else group.rows[index]
-        for group, index in plan.per_rank[rank]
-    ]
-    holders: dict[int, int] = {}
-    for holder, share in enumerate(plan.per_rank):
-        for group in dict.fromkeys(group for group, _ in share if group.is_whole):
-            if holders.setdefault(group.number, holder) == holder:
-                group.ranks = [holder] * group.num_received
-                if holder != rank:
-                    group.rows = {}
-    for (group, index), row in zip(plan.per_rank[rank], mine, strict=True):
-        if group.is_whole and holders[group.number] == rank:
-            group.rows[index] = row
-    return mine
+    return dict(exchange_rows(outgoing, device))
+
+
+def _holders_of_whole_groups(plan: ScoringPlan) -> dict[PromptGroup, int]:
+    """Return the process that holds each whole group from now on: the first that scores it; others score copies."""
+    holders: dict[PromptGroup, int] = {}
+    for rank, share in enumerate(plan.per_rank):
+        for group, _ in share:
+            if group.is_whole and group not in holders:
+                holders[group] = rank
+    return holders
 
 
 def note_scores(plan: ScoringPlan, rewards_BF: Tensor, logs: dict[str, list]) -> None:
@@ -178,10 +194,10 @@ def note_scores(plan: ScoringPlan, rewards_BF: Tensor, logs: dict[str, list]) ->
         order = [places[number][index] for index in range(num_known, group.num_received)]
         new_rewards, known_logs = rewards_BF[order].cpu(), group.extra_logs
         group.rewards = torch.cat([group.rewards[:num_known], new_rewards]) if num_known else new_rewards
-        group.extra_logs = {
-            name: [*known_logs.get(name, [None] * num_known)[:num_known], *(values[place] for place in order)]
-            for name, values in logs.items()
-        }
+        group.extra_logs = {}
+        for name, values in logs.items():
+            known = known_logs.get(name, [None] * num_known)[:num_known]
+            group.extra_logs[name] = known + [values[place] for place in order]
 
 
 def rows_of_batch(
@@ -193,9 +209,8 @@ def rows_of_batch(
     outgoing: list[list[tuple[Any, Row]]] = [[] for _ in range(num_ranks)]
     for number, group in enumerate([*train, *fill]):
         for i in range(num_generations):
-            index = (
-                i % group.num_received
-            )  # a group of which only the first completions were sampled has them repeatedly
+            # A group of which only the first completions were sampled has them repeatedly.
+            index = i % group.num_received
             if index in group.rows:
                 row = group.rows[index]
                 place = number * num_generations + i

@@ -10,7 +10,7 @@
             sampler.decide(decided)
     batch = sampler.finish_rollout()
 
-It knows nothing of models, and no selection policy. Every process decides the same.
+It knows nothing of models, and treats all selection policies alike. Every process decides the same.
 """
 
 import math
@@ -125,8 +125,7 @@ class Sampler:
         self.rollout = self.next_rollout(step)
         self.num_rollouts = self.rollout.number + 1
         self._is_open = True
-        for policy in self.selection.policies:
-            policy.start_rollout()
+        self.selection.start_rollout()
         self.queue.forget_unsettled()
         if is_again or not self.ahead:
             # Some groups of the round may have been decided on, and the others are no equal shares.
@@ -166,22 +165,35 @@ class Sampler:
         return not self.max_gen_batches and 0 < self.max_empty_batches <= num_empty
 
     def next_requests(self) -> list[GenerationRequest]:
-        """Return what the next round takes in; nothing if the rollout has ended."""
-        # First what would be too stale for the next rollout, then no more of what is in flight than is missing.
-        rollout = self.rollout
-        in_flight = self.queue.in_flight if self.ahead else []
-        if due := [request for request in in_flight if request.expires_at <= rollout.number]:
+        """
+        Return what the next round takes in; nothing if the rollout has ended.
+
+        First comes what was requested ahead and would be too stale for the next rollout, then as much of the rest that
+        was requested ahead as is missing, then new requests.
+        """
+        requested_ahead = self.queue.in_flight if self.ahead else []
+        due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
+        if due:
             return due
         if self.num_missing == 0 or self.has_given_up:
             return []
-        acceptance, multiple_of = self.selection.round_size.acceptance, self.selection.multiple_of
-        lasting = [request for request in in_flight if request.expires_at > request.policy_rollout + 1]
-        num = self.selection.in_equal_groups(max(self.num_missing, acceptance.at_most(self.num_missing)))
-        num = int(min(num, self.num_left // self.num_generations, len(lasting)))
-        if needed := lasting[: num // multiple_of * multiple_of]:
-            return needed
-        requests = self.selection.next_round(rollout.shortfall, self.num_left)
-        requests = [replace(one, policy_rollout=rollout.number, policy_step=rollout.step) for one in requests]
+        return self._needed_of(requested_ahead) or self._new_requests()
+
+    def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
+        """Return as many of the requests that may wait as this batch needs."""
+        may_wait = [request for request in requested_ahead if request.may_wait]
+        most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
+        num_needed = self.selection.in_equal_groups(max(self.num_missing, most))
+        num = int(min(num_needed, self.num_left // self.num_generations, len(may_wait)))
+        return may_wait[: num - num % self.selection.multiple_of]
+
+    def _new_requests(self) -> list[GenerationRequest]:
+        """Request a round of the present policy."""
+        rollout = self.rollout
+        requests = [
+            replace(request, policy_rollout=rollout.number, policy_step=rollout.step)
+            for request in self.selection.next_round(rollout.shortfall, self.num_left)
+        ]
         self.queue.send(requests)
         return requests
 
@@ -196,9 +208,6 @@ class Sampler:
     def decide(self, decided: Decided) -> None:
         """Accept or drop groups of the latest round, which have as many completions each, or let them go on."""
         rollout = self.rollout
-        if not decided.are_whole:  # an accuracy band is a matter of whole groups
-            reasons = [None if reason == "outside_band" else reason for reason in decided.reasons]
-            decided = decided._replace(reasons=reasons)
         for group, reason in zip(decided.groups, decided.reasons, strict=True):
             if reason is not None:
                 self.queue.settle(group, GroupState.DROPPED, reason)
@@ -212,7 +221,7 @@ class Sampler:
             else:
                 self.queue.settle(group, GroupState.PARTIAL)
         self.selection.observe(decided)
-        if None in decided.reasons:
+        if decided.are_whole and None in decided.reasons:
             self._passes_at_last_group = self.stream.passes_taken
 
     def finish_rollout(self) -> Batch:
@@ -233,12 +242,13 @@ class Sampler:
             fresh = [group for group in groups if group.staleness(rollout.number) < MAX_STALENESS]
             return fresh[:most] if self.carries else []
 
-        # As many partial groups as the next rollouts can make whole.
-        left, partial = queue.accepted, queue.partial
-        carried = staying(left, self.target)
-        kept = staying(partial, self.target if self.ahead == 1 else 2 * self.target)
+        untrained, partial = queue.accepted, queue.partial
+        carried = staying(untrained, self.target)
+        # As many as the next rollouts can make whole: of what is requested a rollout ahead, one rollout.
+        most_partial = self.target if self.ahead == 1 else 2 * self.target
+        kept = staying(partial, most_partial)
         staying_groups = {*carried, *kept}
-        surplus = [group for group in left if group not in staying_groups]
+        surplus = [group for group in untrained if group not in staying_groups]
         given_up = [group for group in partial if group not in staying_groups]
         queue.drop(surplus, "surplus")
         queue.drop(given_up, "stale")
@@ -253,36 +263,58 @@ class Sampler:
 
     def request_ahead(self, num_left: float = math.inf) -> None:
         """Request completions of the present policy for later rollouts, of which `num_left` are to come."""
-        # For the next rollout, once this one is complete, or for as many as fill two, while this one is sampled too.
-        num_rollouts, selection, queue = min(self.ahead, num_left), self.selection, self.queue
-        if num_rollouts <= 0 or (self.ahead == 1 and (self._is_open or queue.in_flight)):
+        num_rollouts = min(self.ahead, num_left)
+        if num_rollouts <= 0:
             return
-        share, num_carried = selection.round_size.share_completed, len(queue.accepted)
         if self.ahead == 1:
-            new = self.target - num_carried
-            requests = selection.next_round(new, self.max_completions) if new > 0 else []
+            # Once this rollout is complete, and what was requested for it has come.
+            if not self._is_open and not self.queue.in_flight:
+                self._send_ahead([], self._requests_for_next_rollout())
+            return
+        # Groups that are requested whole may wait for two rollouts; the rest of others must come before that.
+        self._send_ahead(*apart(self._requests_for_rollouts(num_rollouts), self.selection.multiple_of))
+
+    def _requests_for_next_rollout(self) -> list[GenerationRequest]:
+        """Return what the first round of the next rollout would request."""
+        num_missing = self.target - len(self.queue.accepted)
+        return self.selection.next_round(num_missing, self.max_completions) if num_missing > 0 else []
+
+    def _requests_for_rollouts(self, num_rollouts: float) -> list[GenerationRequest]:
+        """Return requests for what so many rollouts lack beyond what is requested already."""
+        selection, queue = self.selection, self.queue
+        share_completed = selection.round_size.share_completed
+        num_accepted = num_rollouts * self.target  # that are wanted and not there
+        partial: list[PromptGroup] = []  # whose rest may be requested
+        if self._is_open:  # what is partial now is completed in this rollout
+            num_accepted += self.rollout.shortfall - share_completed * len(queue.partial)
         else:
-            num_first_in_flight = sum(request.is_first for request in queue.in_flight)
-            if self._is_open:  # what is partial by then is completed in the next one
-                wanted, partial = self.rollout.shortfall - share * len(queue.partial), []
-            else:
-                wanted, partial = float(-num_carried), queue.partial
-            wanted += num_rollouts * self.target
-            # All of what is in flight may have to be taken in by one rollout: it is no more than one may sample.
-            left = self.max_completions - num_completions_of(queue.in_flight)
-            left -= selection.most_for_equal_shares
-            requests = rest_of(partial, max(math.ceil(wanted / share), 0), left)
-            left -= num_completions_of(requests)
-            num = selection.round_size.acceptance.at_most(wanted - share * len(requests)) - num_first_in_flight
-            if num > 0 and left >= selection.multiple_of * self.num_generations:
-                enough = num * selection.round_size.predicted.rate
-                requests += selection.new_groups(selection.in_equal_groups(num), left, enough)
-        # Groups that are requested whole may take two rollouts; the rest of others must come before that.
-        whole, parts = apart(requests, selection.multiple_of) if self.ahead > 1 else ([], requests)
-        parts = selection.equal_shares(parts)
+            num_accepted -= len(queue.accepted)
+            partial = queue.partial
+        # All of what is in flight may have to be taken in by one rollout: it is no more than one may sample.
+        completions_left = self.max_completions - num_completions_of(queue.in_flight)
+        completions_left -= selection.most_for_equal_shares
+        num_rests = max(math.ceil(num_accepted / share_completed), 0)
+        requests = rest_of(partial, num_rests, completions_left)
+        completions_left -= num_completions_of(requests)
+        num_accepted -= share_completed * len(requests)
+        num_first_in_flight = sum(1 for request in queue.in_flight if request.is_first)
+        num_new = selection.round_size.acceptance.most_prompts_for(num_accepted) - num_first_in_flight
+        if num_new > 0 and completions_left >= selection.multiple_of * self.num_generations:
+            enough_accepted = num_new * selection.round_size.predicted.rate
+            requests += selection.new_groups(selection.in_equal_groups(num_new), completions_left, enough_accepted)
+        return requests
+
+    def _send_ahead(self, whole: list[GenerationRequest], parts: list[GenerationRequest]) -> None:
+        """Note that requests of the present policy are in flight, and until when they may be answered."""
         number, step = self.num_rollouts - 1, self.rollout.step
-        for some, expires_at in ((parts, number + 1), (whole, number + self.ahead)):
-            queue.send([replace(one, policy_rollout=number, policy_step=step, expires_at=expires_at) for one in some])
+        parts = self.selection.equal_shares(parts)
+        for requests, expires_at in ((parts, number + 1), (whole, number + self.ahead)):
+            self.queue.send(
+                [
+                    replace(request, policy_rollout=number, policy_step=step, expires_at=expires_at)
+                    for request in requests
+                ]
+            )
 
     # ---- What is said of the prompts ----
 
@@ -295,7 +327,8 @@ class Sampler:
     @property
     def skipped(self) -> list[float]:
         """Of each prompt that was passed over since the rollout began, the pass rate that was expected."""
-        return [rate for policy in self.selection.policies for rate in policy.skipped]
+        skipped = [pass_rate for policy in self.selection.policies for pass_rate in policy.skipped]
+        return [correct / (correct + wrong) for correct, wrong in skipped]
 
     def new_passes_without_group(self) -> int:
         """Return whole passes since a group was last accepted, if there is something new to say of them, else 0."""
@@ -317,6 +350,7 @@ class Sampler:
             "stream": stream,
             "stream_before_requests": stream | {"num_passes": num_passes, "position": position},
             "round_size": self.selection.round_size.state_dict(),
+            # What each policy knows, by its class.
             "policies": {type(policy).__name__: policy.state_dict() for policy in self.selection.policies},
             "num_rollouts": self.num_rollouts,
             "sources": self.sources,

@@ -26,13 +26,14 @@ class Screen(SelectionPolicy):
     Chooses how many completions of a prompt to request first.
 
     Args:
-        setting (`int`, `"auto"` or `"on"`):
-            The number of first completions. With `"auto"` and `"on"` it is the cheapest one by what is known of the
-            prompt's pass rate.
+        setting (`int` or `"on"`):
+            The number of first completions. With `"on"` it is the cheapest one by what is known of the prompt's pass
+            rate.
         memory ([`PromptMemory`], *optional*):
             What is known of each prompt. Without one, all prompts count as like each other.
     """
 
+    name = "screen"
     splits_groups = True
 
     def __init__(self, setting: int | str, memory: PromptMemory | None = None) -> None:
@@ -44,8 +45,10 @@ class Screen(SelectionPolicy):
     def num_first(self, name: str | None, num_generations: int) -> int:
         if isinstance(self.setting, int):
             return self.setting
-        known = self.population.pass_rate() if self._memory is None else self._memory.pass_rate(name)
-        return cheapest_first(*known, num_generations)
+        return cheapest_first(*self.pass_rate(name), num_generations)
+
+    def pass_rate(self, name: str | None) -> tuple[float, float]:
+        return self.population.pass_rate() if self._memory is None else self._memory.pass_rate(name)
 
     def most_first(self, num_generations: int) -> int:
         return self.setting if isinstance(self.setting, int) else largest_first(num_generations)
@@ -56,6 +59,20 @@ class Screen(SelectionPolicy):
         self.population.fade(AcceptanceRate.DECAY)
         for num_correct, num_scored in decided.counts:
             self.population.update(num_correct, num_scored)
+
+    def expected_saving(self, num_generations: int) -> float:
+        """Return the completions per accepted group of whole groups, divided by those with first completions."""
+        correct, wrong = self.population.pass_rate()
+        first = cheapest_first(correct, wrong, num_generations)
+        whole = expected_cost(correct, wrong, num_generations, num_generations)
+        return whole / expected_cost(correct, wrong, first, num_generations)
+
+    def describe_on(self, num_generations: int) -> str:
+        first = cheapest_first(*self.population.pass_rate(), num_generations)
+        return f"{first} completions of a prompt are sampled first, and the rest if their rewards differ,"
+
+    def describe_off(self) -> str:
+        return "whole groups are sampled"
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._memory is not None else {"population": self.population.state_dict()}

@@ -16,7 +16,7 @@ from .groups import GenerationRequest, PromptGroup, num_completions_of
 from .policies import Decided, SelectionPolicy, largest_first
 from .prompts import PromptStream
 from .queue import GroupQueue
-from .round_size import RoundSize
+from .round_size import AcceptanceRate, RoundSize
 
 
 Policy = TypeVar("Policy", bound=SelectionPolicy)
@@ -73,6 +73,31 @@ class Selection:
 
     # ---- What the policies say ----
 
+    @property
+    def active(self) -> list[SelectionPolicy]:
+        """The policies that are on and have a say."""
+        return [policy for policy in self.policies if policy.is_on]
+
+    def start_rollout(self) -> None:
+        """Let policies note that a rollout begins, and be switched on or off."""
+        before = self.active
+        for policy in self.policies:
+            policy.start_rollout()
+        if self.active != before:
+            # What other policies predicted says nothing of what these will.
+            self.round_size.predicted = AcceptanceRate()
+            self.predict_the_past()
+
+    def remove(self, policy: SelectionPolicy) -> None:
+        """Go on without a policy."""
+        self.policies.remove(policy)
+        for other in self.policies:
+            other.leave_out(policy)
+
+    def take_messages(self) -> list[str]:
+        """Return what a user should be told of the policies, once."""
+        return [message for policy in self.policies for message in policy.take_messages()]
+
     def find(self, kind: type[Policy]) -> Policy | None:
         """Return the policy of a kind, if the run has one."""
         return next((policy for policy in self.policies if isinstance(policy, kind)), None)
@@ -85,34 +110,38 @@ class Selection:
     @property
     def splits_groups(self) -> bool:
         """Whether a policy may request only the first completions of a group."""
-        return any(policy.splits_groups for policy in self.policies)
+        return any(policy.splits_groups for policy in self.active)
 
     def num_first(self, name: str | None) -> int:
         """Return how many completions of a prompt to request first."""
-        nums = [policy.num_first(name, self.num_generations) for policy in self.policies]
+        nums = [policy.num_first(name, self.num_generations) for policy in self.active]
         return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
         """Return the probability that so many completions of a prompt differ, or `None` if no policy can tell."""
-        predicted = (policy.predicted_acceptance(name, num_completions) for policy in self.policies)
-        return next((one for one in predicted if one is not None), None)
+        for policy in self.active:
+            probability = policy.predicted_acceptance(name, num_completions)
+            if probability is not None:
+                return probability
+        return None
 
     def observe(self, decided: Decided) -> None:
         """Let all policies learn from groups that were decided on."""
         if not decided.num_known:
             predicted = [self.predicted_acceptance(group.name, decided.num_completions) for group in decided.groups]
-            known = [one for one in predicted if one is not None]
+            known = [probability for probability in predicted if probability is not None]
             if known:
-                decided = decided._replace(predicted_acceptance=sum(known))
+                num_predicted = sum(known) * (len(predicted) / len(known))  # of the others as of these
+                decided = decided._replace(predicted_acceptance=num_predicted)
         for policy in (self.round_size, *self.policies):
             policy.observe(decided)
 
     def predict_the_past(self) -> None:
         """If a policy that predicts is new to a run, take it to have predicted what it does of an unknown prompt."""
         acceptance, predicted = self.round_size.acceptance, self.round_size.predicted
-        one = self.predicted_acceptance("", self.num_generations)
-        if one is not None and predicted.num_groups == 0:
-            predicted.update(one * acceptance.num_groups, acceptance.num_groups)
+        probability = self.predicted_acceptance("", self.num_generations)
+        if probability is not None and predicted.num_groups == 0:
+            predicted.update(probability * acceptance.num_groups, acceptance.num_groups)
 
     # ---- What a round requests ----
 
@@ -135,11 +164,11 @@ class Selection:
 
     def in_equal_groups(self, num: int) -> int:
         """Return as many groups, or a few more, as the processes can share equally."""
-        return -(-num // self.multiple_of) * self.multiple_of
+        return num + num_lacking(num, self.multiple_of)
 
     def next_round(self, num_missing: int, left: float) -> list[GenerationRequest]:
         """Return what a round requests for a batch that lacks so many groups: at most `left` completions."""
-        waiting = self.queue.drawn
+        waiting = self.queue.drawn  # what one draw takes out of this list, a later one does not find
         is_split = self.splits_groups or bool(self.queue.partial)
         rests = self._rests(num_missing, left)
         left -= num_completions_of(rests)
@@ -169,27 +198,35 @@ class Selection:
         waiting: list[PromptGroup],
     ) -> list[GenerationRequest]:
         """Return the first requests for further groups, if these rests are not enough and the limit allows more."""
-        draw = _Draw(self, waiting)
         num_new = max(math.ceil(num_missing - len(rests) * self.round_size.share_completed), 0)
         num_ahead = self._num_ahead(len(self.queue.partial) - len(rests))
         reserve = self.most_for_equal_shares if is_split else 0
-        if left - reserve < self.smallest_round and not rests:
+        takes_whole_groups = not rests and left - reserve < self.smallest_round
+        if takes_whole_groups:
             # Near the limit, whole groups: these need nothing more for equal shares.
-            draw.takes_whole_groups = True
             reserve, num_ahead = 0, 0
-        left -= reserve
-        num = num_new + num_ahead
-        if left < self.smallest_round or num == 0:
+        num_wanted, completions_left = num_new + num_ahead, left - reserve
+        if num_wanted == 0 or completions_left < self.smallest_round:
             return []
-        draw.completions_left, draw.min_groups, draw.share_ahead = left, num, num_ahead / num
-        draw.acceptance_rate = self.round_size.acceptance.rate
-        if is_split:
-            draw.engine_room = self._room_next_to(rests)
-        size = self._num_groups(num)
+        num_groups = self._num_groups(num_wanted)
+        enough_accepted = math.inf
         if self.batch_multiplier is None:
             # The size follows from past rounds. If more of these prompts are predicted to be accepted, fewer do.
-            draw.enough = size * self.round_size.predicted.rate
-        return draw.take(size if self._most_groups is None else min(size, self._most_groups))
+            enough_accepted = num_groups * self.round_size.predicted.rate
+        if self._most_groups is not None:
+            num_groups = min(num_groups, self._most_groups)
+        draw = _Draw(
+            self,
+            waiting,
+            completions_left=completions_left,
+            engine_room=self._room_next_to(rests) if is_split else math.inf,
+            min_groups=num_wanted,
+            enough_accepted=enough_accepted,
+            share_ahead=num_ahead / num_wanted,
+            acceptance_rate=self.round_size.acceptance.rate,
+            takes_whole_groups=takes_whole_groups,
+        )
+        return draw.take(num_groups)
 
     def _num_ahead(self, num_partial: int) -> int:
         """Return for how many groups of the next batch the first completions are sampled now."""
@@ -213,10 +250,9 @@ class Selection:
         for_equal_shares = self.num_ranks if self.num_ranks > 1 and rests else 0
         return self._most_groups * self.num_generations - num_completions_of(rests) - for_equal_shares
 
-    def new_groups(self, num: int, left: float, enough: float) -> list[GenerationRequest]:
-        """Return requests for `num` new groups, or fewer that are predicted to bring `enough` accepted ones."""
-        draw = _Draw(self, self.queue.drawn)
-        draw.completions_left, draw.enough = left, enough
+    def new_groups(self, num: int, left: float, enough_accepted: float) -> list[GenerationRequest]:
+        """Return requests for `num` new groups, or for fewer that are predicted to bring enough accepted ones."""
+        draw = _Draw(self, self.queue.drawn, completions_left=left, enough_accepted=enough_accepted)
         return draw.take(num)
 
     def equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:
@@ -225,66 +261,126 @@ class Selection:
 
 
 class _Draw:
-    """One round's draws: prompts one by one, until there are enough or there is no room for more."""
+    """
+    Draws prompts one by one, until there are enough or there is no room for more.
 
-    def __init__(self, selection: Selection, waiting: list[PromptGroup]) -> None:
-        self._selection = selection
-        self._waiting = waiting  # groups that were drawn before and never sampled
-        self.takes_whole_groups = False
-        self.min_groups = 0.0  # groups at least
-        self.enough = math.inf  # groups that are predicted to be accepted
-        self.completions_left = math.inf  # completions that may yet be requested
-        self.engine_room = math.inf  # completions that the engine takes at once
-        self.acceptance_rate = 0.0  # the share of groups that is expected to be requested whole in the end
-        self.share_ahead = 0.0  # the share of groups that is for the next batch
+    Args:
+        selection ([`Selection`]):
+            Whose policies choose, and whose stream is drawn from.
+        waiting (`list[PromptGroup]`):
+            Groups that were drawn before and never sampled. They come first, and are taken out of the list.
+        completions_left (`float`):
+            Completions that may yet be requested.
+        engine_room (`float`):
+            Completions that the engine takes at once.
+        min_groups (`int`):
+            Groups to draw at least, if there is room.
+        enough_accepted (`float`):
+            Groups that are predicted to be accepted and are enough; infinity to draw as many as asked for.
+        share_ahead (`float`):
+            The share of the groups that is for the next batch.
+        acceptance_rate (`float`):
+            The share of the groups of which the rest is expected to be requested later.
+        takes_whole_groups (`bool`):
+            Whether all of a group is requested at once, whatever the policies say.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        waiting: list[PromptGroup],
+        *,
+        completions_left: float = math.inf,
+        engine_room: float = math.inf,
+        min_groups: int = 0,
+        enough_accepted: float = math.inf,
+        share_ahead: float = 0.0,
+        acceptance_rate: float = 0.0,
+        takes_whole_groups: bool = False,
+    ) -> None:
+        self._selection, self._waiting = selection, waiting
+        self._completions_left, self._engine_room = completions_left, engine_room
+        self._min_groups, self._enough_accepted = min_groups, enough_accepted
+        self._share_ahead, self._acceptance_rate = share_ahead, acceptance_rate
+        self._takes_whole_groups = takes_whole_groups
+        self._nums: list[int] = []  # completions of each group that was drawn
+        self._predicted = 0.0  # of these groups are predicted to be accepted ...
+        self._predicted_partial = 0.0  # ... and of those that are requested in part
+        self._most_first = self._find_most_first()
+
+    def _find_most_first(self) -> int:
+        """Return the most completions that are requested of a group if it is split."""
+        num_generations = self._selection.num_generations
+        nums = [policy.most_first(num_generations) for policy in self._selection.active if policy.splits_groups]
+        if self._takes_whole_groups or not nums:
+            return largest_first(num_generations)
+        return min(nums)
 
     def take(self, num: int) -> list[GenerationRequest]:
         """Return requests for the next `num` prompts, or for fewer that are enough."""
-        selection, num_generations = self._selection, self._selection.num_generations
-        splitting = [policy for policy in selection.policies if policy.splits_groups and not self.takes_whole_groups]
-        few = min((policy.most_first(num_generations) for policy in splitting), default=largest_first(num_generations))
-        nums: list[int] = []
-        predicted, predicted_of_few = 0.0, 0.0
-
-        def is_enough(name: str) -> bool:
-            nonlocal predicted, predicted_of_few
-            first = num_generations if self.takes_whole_groups else selection.num_first(name)
-            nums.append(first)
-            one = selection.predicted_acceptance(name, first)
-            if one is not None:
-                predicted += one
-                predicted_of_few += one if first < num_generations else 0.0
-            self.engine_room -= min(first, few)
-            self.completions_left -= first + self.acceptance_rate * (num_generations - first)
-            # Of what is for the next batch only first completions can wait: whole groups would be surplus of this one.
-            share = 1.0 - self.share_ahead * (1.0 - predicted_of_few / predicted) if predicted else 1.0
-            is_found = predicted >= share * self.enough and len(nums) >= share * self.min_groups
-            is_spent = self.completions_left < selection.multiple_of * num_generations
-            return ((is_found or is_spent) and len(nums) % selection.multiple_of == 0) or self.engine_room < few
-
-        if self.engine_room < few:
+        if self._engine_room < self._most_first:
             return []
         groups: list[PromptGroup] = []
-        while self._waiting and len(groups) < num:
+        is_full = False
+        while self._waiting and len(groups) < num and not is_full:
             groups.append(self._waiting.pop(0))
-            if is_enough(groups[-1].name):
-                break
-        else:
-            groups += self._from_stream(num - len(groups), is_enough)
-        return [GenerationRequest(group, first) for group, first in zip(groups, nums, strict=True)]
+            self._note(groups[-1].name)
+            is_full = self._is_full()
+        if len(groups) < num and not is_full:
+            groups += self._take_from_stream(num - len(groups))
+        return [GenerationRequest(group, first) for group, first in zip(groups, self._nums, strict=True)]
 
-    def _from_stream(self, num: int, is_enough: Callable[[str], bool]) -> list[PromptGroup]:
-        policies, stream = self._selection.policies, self._selection.stream
+    def _take_from_stream(self, num: int) -> list[PromptGroup]:
+        policies, stream = self._selection.active, self._selection.stream
 
         def skips(name: str, may_skip: bool) -> bool:
             answers = [policy.skips(name, may_skip) for policy in policies]  # all are asked, as each may count
             return any(answers)
+
+        def is_enough(name: str) -> bool:
+            self._note(name)
+            return self._is_full()
 
         prompts = stream.take(num, skips, is_enough)
         return [
             self._selection.queue.draw(name, example, position)
             for (name, example), position in zip(prompts, stream.taken_at, strict=True)
         ]
+
+    def _note(self, name: str) -> None:
+        """Count a prompt that was drawn."""
+        selection, num_generations = self._selection, self._selection.num_generations
+        first = num_generations if self._takes_whole_groups else selection.num_first(name)
+        self._nums.append(first)
+        acceptance = selection.predicted_acceptance(name, first)
+        if acceptance is not None:
+            self._predicted += acceptance
+            if first < num_generations:
+                self._predicted_partial += acceptance
+        # If the engine has no room for whole groups, their first completions are sampled.
+        self._engine_room -= min(first, self._most_first)
+        self._completions_left -= first + self._acceptance_rate * (num_generations - first)
+
+    def _is_full(self) -> bool:
+        """Return whether no further prompt is drawn."""
+        if self._engine_room < self._most_first:
+            return True
+        if len(self._nums) % self._selection.multiple_of != 0:
+            return False  # processes could not share these equally
+        has_found_enough = self._predicted >= self._num_wanted(self._enough_accepted)
+        has_drawn_enough = len(self._nums) >= self._num_wanted(self._min_groups)
+        is_spent = self._completions_left < self._selection.multiple_of * self._selection.num_generations
+        return (has_found_enough and has_drawn_enough) or is_spent
+
+    def _num_wanted(self, num: float) -> float:
+        """
+        Return how much of a number is wanted: for the next batch only groups that are requested in part, since whole
+        ones would be surplus of this batch. So the part for the next batch counts by the share of those.
+        """
+        if not self._predicted:
+            return num
+        share_partial = self._predicted_partial / self._predicted
+        return (1.0 - self._share_ahead * (1.0 - share_partial)) * num
 
 
 # ---- Requests, pure ----
@@ -297,14 +393,19 @@ def rest_of(partial: Sequence[PromptGroup], num: int, left: float) -> list[Gener
     return [rest for rest, end in zip(rests, ends, strict=True) if end <= left]
 
 
+def num_lacking(num: int, multiple_of: int) -> int:
+    """Return how much a number lacks to be a multiple."""
+    return -num % multiple_of
+
+
 def within_rows(requests: Sequence[GenerationRequest], most: int) -> list[GenerationRequest]:
     """Return the requests, with fewer first completions if they were more than the engine takes at once."""
     requests, excess = list(requests), num_completions_of(requests) - most
     for i, request in reversed(list(enumerate(requests))):
         if excess > 0 and request.is_whole:
-            few = largest_first(request.num_completions)
-            requests[i] = replace(request, num_completions=few)
-            excess -= request.num_completions - few
+            first = largest_first(request.num_completions)
+            requests[i] = replace(request, num_completions=first)
+            excess -= request.num_completions - first
     return requests
 
 
@@ -312,7 +413,7 @@ def in_equal_shares(
     requests: Sequence[GenerationRequest], num_ranks: int, take: Callable[[int], list[GenerationRequest]]
 ) -> list[GenerationRequest]:
     """Return the requests with more first completions, or further prompts, so that processes have equal shares."""
-    requests, num_more = list(requests), -num_completions_of(requests) % num_ranks
+    requests, num_more = list(requests), num_lacking(num_completions_of(requests), num_ranks)
     for i, request in reversed(list(enumerate(requests))):
         if num_more and request.is_first:
             more = min(num_more, request.group.num_generations - request.num_completions)
@@ -321,16 +422,16 @@ def in_equal_shares(
     if num_more:
         if num_more == 1:  # a single completion has nothing to be compared with
             num_more += num_ranks
-        num_generations = requests[0].group.num_generations
-        num = math.ceil(num_more / num_generations)
-        for i, request in enumerate(take(num)):
-            requests.append(replace(request, num_completions=(num_more + i) // num))
+        num_groups = math.ceil(num_more / requests[0].group.num_generations)
+        for i, request in enumerate(take(num_groups)):
+            part = (num_more + i) // num_groups  # of parts that differ by one at most, and add up to `num_more`
+            requests.append(replace(request, num_completions=part))
     return requests
 
 
 def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) -> int:
     """Return how many completions [`in_equal_shares`] adds."""
-    num_more = -num_completions_of(requests) % num_ranks
+    num_more = num_lacking(num_completions_of(requests), num_ranks)
     spare = sum(request.group.num_generations - request.num_completions for request in requests if request.is_first)
     return num_more + num_ranks if num_more - spare == 1 else num_more
 

@@ -15,13 +15,13 @@ class Saving(NamedTuple):
 
     default: Any  # if it is not stated and the run supports it
     paper: Any
-    in_words: str
+    in_words: str  # what is done if it is on
 
 
 SAVINGS: dict[str, Saving] = {
     "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups train in the next rollout"),
     "dynamic_sampling_memory": Saving(True, False, "prompts that are likely to be dropped are skipped for a while"),
-    "dynamic_sampling_screen": Saving("auto", "off", "a few completions of a prompt are sampled first"),
+    "dynamic_sampling_screen": Saving("on", "off", "a few completions of a prompt are sampled first"),
 }
 DEFAULTS = {name: saving.default for name, saving in SAVINGS.items()}
 PAPER = {name: saving.paper for name, saving in SAVINGS.items()}
@@ -110,10 +110,19 @@ class SamplingChoice:
                 return ""
             return f"Dynamic sampling is off, so these settings have no effect: {', '.join(self.idle)}."
         parts = [self._describe_filling()]
-        on = [saving.in_words for name, saving in SAVINGS.items() if getattr(settings, name) != saving.paper]
+        on, if_few = [], []
+        for name, saving in SAVINGS.items():
+            value = getattr(settings, name)
+            if value == "auto":
+                if_few.append(saving.in_words)
+            elif value != saving.paper:
+                on.append(saving.in_words)
+        paper = "(`dynamic_sampling_mode='paper'` does without)"
         if on:
-            parts.append(f"To sample less, {_listed(on)} (`dynamic_sampling_mode='paper'` does without).")
-        elif settings.dynamic_sampling_mode == "paper":
+            parts.append(f"To sample less, {_listed(on)} {paper}.")
+        if if_few:
+            parts.append(f"Where few groups are accepted, {_listed(if_few)} {paper}.")
+        if settings.dynamic_sampling_mode == "paper":
             parts.append("As in the paper, surplus is discarded and every group is sampled whole.")
         parts.append(self.known)
         reasons = list(self.reasons.values())

@@ -3,6 +3,7 @@
 """The update phase: what transformers and TRL call between a rollout and the optimizer steps it pays for."""
 
 import inspect
+import math
 import time
 from collections import deque
 from functools import cached_property, partial
@@ -107,8 +108,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
                 # Micro-steps to the end of training, or a few more where an epoch's last window is short.
-                left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
-                self._num_rollouts_left = -((step - self._step - left) // self._generate_every) - 1
+                num_left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
+                num_left -= step - self._step
+                self._num_rollouts_left = math.ceil(num_left / self._generate_every) - 1  # without this one
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self._steps_per_generation])
         if self.loss_type == "dapo":
