@@ -83,6 +83,47 @@ def same_groups(model, folder, variants):
         write_report(Path(folder) / name, report)
 
 
+def tried_out_first(model, folder):
+    """Trains with a trial before and without; reports logs and weights of both, and the phases that were tried."""
+    settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "per_device_eval_batch_size": 8 // WORLD_SIZE}
+    settings |= {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+    settings |= {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "2", "dynamic_sampling_memory": True}
+    report = {}
+    for name in ("untried", "tried"):
+        args = tiny_config(Path(folder) / name, **settings)
+        data = {"train_dataset": prompts(40), "eval_dataset": prompts(6)}
+        torch.manual_seed(RANK)
+        trainer = ScriptedTrainer(model, right, args, **data, script=script)
+        if name == "tried":
+            report["phases"] = [phase.name for phase in trainer.trial().phases]
+        trainer.train()
+        random_numbers = torch.rand(2).tolist(), random.random()
+        report[name] = [untimed(trainer.state.log_history), weights(trainer).tolist(), random_numbers]
+    write_report(Path(folder), report)
+
+
+def one_runs_out_of_memory(model, folder, phase):
+    """Tries a run out, of which the last process runs out of memory in one phase; reports what fitted."""
+    settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "max_tokens_per_microbatch": 64}
+    trainer = ScriptedTrainer(model, right, tiny_config(folder, **settings), train_dataset=prompts(40), script=script)
+    is_last, compute_loss = RANK == WORLD_SIZE - 1, trainer._compute_loss
+
+    def limited(model, inputs):
+        if is_last and inputs["prompt_ids"].numel() + inputs["completion_ids"].numel() > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return compute_loss(model, inputs)
+
+    def nothing(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    if phase == "update":
+        trainer._compute_loss = limited
+    elif is_last:
+        trainer._generate_single_turn = nothing
+    report = {tried.name: [list(tried.failed), tried.value] for tried in trainer.trial().phases}
+    write_report(Path(folder), report)
+
+
 def full_batches(model, folder):
     """With nothing stated, of prompts of which one in three is informative; reports the groups that trained."""
     sizes = {"per_device_train_batch_size": 8 // WORLD_SIZE, "gradient_accumulation_steps": 4, "max_steps": 5}

@@ -144,12 +144,8 @@ class ModelShape:
         embeddings = self.num_embedding * (1 if self.is_tied else 2)
         return self.num_linear + norms + biases + router + embeddings + self.num_other
 
-    @property
-    def num_multiplied(self) -> int:
-        """Weights that a token is multiplied with: the input embedding is looked up, other experts pass."""
-        return int(self._multiplied(self.num_active_experts))
-
     def _multiplied(self, num_experts: float) -> float:
+        """Weights that a token is multiplied with: the input embedding is looked up, other experts pass."""
         projections = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         experts = 3 * self.hidden_size * self.intermediate_size * num_experts
         return self.num_layers * (projections + experts) + self.num_embedding

@@ -1,6 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as text."""
+"""Numbers as text, and text in lines."""
+
+import textwrap
+
+
+PAGE_WIDTH = 80  # columns of what is printed as a page
 
 
 def format_duration(seconds: float) -> str:
@@ -32,3 +37,9 @@ def format_count(value: float, billion: str = "G") -> str:
 
 def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 20 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def indented_lines(text: str, bullet: str = "") -> list[str]:
+    """The lines of an indented paragraph, or of an item of a list."""
+    first, rest = f"  {bullet}", " " * (2 + len(bullet))
+    return textwrap.TextWrapper(PAGE_WIDTH, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)

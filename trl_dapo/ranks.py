@@ -27,6 +27,11 @@ def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
     return slice(rank * per_rank, (rank + 1) * per_rank)
 
 
+def wait_for_everyone() -> None:
+    """Return once every process has come here."""
+    PartialState().wait_for_everyone()
+
+
 def on_main_process(function: Callable, *args: Any, failed: str = "On the main process") -> Any:
     """What `function` returns on the main process, on every rank; an error there is raised on every rank."""
     outcome, error = None, None

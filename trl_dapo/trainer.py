@@ -12,7 +12,7 @@
 
 TRL turns prompts into tensors in one private method, which is wrapped, not copied: see `engines/seam.py`.
 The other parts of the trainer are `update/phase.py`, `engines/generation.py`, `engines/checkpointing.py` and
-`evaluation/during_training.py`.
+`evaluation/during_training.py`. A trial of a run, before it starts, is `engines/trial.py`.
 """
 
 import copy
@@ -45,6 +45,7 @@ from .engines.checkpointing import CheckpointMixin
 from .engines.generation import GenerationMixin
 from .engines.lora_sync import syncing_adapters
 from .engines.seam import RecordReplayMixin
+from .engines.trial import TrialMixin
 from .evaluation.during_training import EvaluationMixin
 from .evaluation.scores import EvaluationScores
 from .models import context_length
@@ -103,7 +104,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 
-class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, GenerationMixin, UpdatePhaseMixin):
+class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixin, GenerationMixin, UpdatePhaseMixin):
     """
     Trainer for Decoupled Clip and Dynamic sAmpling Policy Optimization (DAPO), from [DAPO: An Open-Source LLM
     Reinforcement Learning System at Scale](https://huggingface.co/papers/2503.14476).
@@ -207,15 +208,18 @@ class DAPOTrainer(CheckpointMixin, EvaluationMixin, RecordReplayMixin, Generatio
         self._choose_task()
         self._choice = construction.choose_sampling(args, self._facts, on_cpu=self.accelerator.device.type == "cpu")
         if args.use_dynamic_sampling:
-            self._sampler = construction.make_sampler(
-                args,
-                self.train_dataset,
-                shuffle=bool(self.shuffle_dataset),
-                kept_columns=self._kept_columns(),
-                schedules=self._engine_schedules,
-                num_ranks=self.accelerator.num_processes,
-            )
+            self._sampler = self._new_sampler()
         self._set_up_run()
+
+    def _new_sampler(self) -> Sampler:
+        return construction.make_sampler(
+            self.args,
+            self.train_dataset,
+            shuffle=bool(self.shuffle_dataset),
+            kept_columns=self._kept_columns(),
+            schedules=self._engine_schedules,
+            num_ranks=self.accelerator.num_processes,
+        )
 
     def _set_up_run(self) -> None:
         """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""

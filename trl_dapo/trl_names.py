@@ -90,6 +90,7 @@ CALLS = {
         "off_policy_threshold",
     ),
     "_generate_single_turn": ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
+    "evaluate": ("self", "eval_dataset"),
     "_get_output_dir": ("self", "trial"),
     "save_model": ("self", "output_dir"),  # of `GRPOTrainer` itself, in the quickstart, as the next
     "save_state": ("self",),
@@ -178,11 +179,13 @@ READS = (
     "importance_sampling_level",
     "is_deepspeed_enabled",
     "is_fsdp_enabled",
+    "log_completions",
     "loss_type",
     "mask_truncated_completions",
     "max_completion_length",
     "model",
     "model_wrapped",
+    "neftune_noise_alpha",
     "num_generations",
     "num_generations_eval",
     "num_iterations",
@@ -277,6 +280,7 @@ VLLM_GENERATED = ("prompt_ids", "completion_ids", "logprobs")
 
 # Attributes that exist only while training, with vLLM, or with environments.
 LATER_READS = (
+    "current_gradient_accumulation_steps",  # micro-steps of the optimizer step under way, by which losses are divided
     "_last_loaded_step",  # optimizer steps made when vLLM last got the weights; it gets them again where these differ
     "vllm_generation",
     "_batch_environments",  # the environment's name of each row of the batch

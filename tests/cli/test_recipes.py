@@ -124,7 +124,7 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
 
 
 @each_recipe
-def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sampling_takes_longest(recipe):
+def test_every_recipe_fits_its_hardware_as_the_table_says(recipe):
     planned, header = plan(recipe.stem), read_header(recipe)
     assert planned.fits
     if runs_on_a_cpu(recipe):  # whose memory is the machine's
@@ -132,15 +132,11 @@ def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sam
     count, size = re.match(r"(one|\d+) GPUs? of (\d+) GB", header["Hardware"]).groups()
     assert planned.recipe.cluster.num_train == (1 if count == "one" else int(count))
     assert planned.recipe.cluster.gpu.memory == pytest.approx(int(size) * 2**30, rel=0.01)
-    sampling, update = planned.seconds["sampling"], planned.seconds["update"]
-    assert ("Time" in header) == (sampling > 2 * update)
+    assert "Time" not in header  # which only a trial on the machine tells
     (row,) = [line for line in (ROOT / "recipes/README.md").read_text().splitlines() if f"| `{recipe.stem}` |" in line]
-    peak, memory, *seconds = re.fullmatch(r"(\S+) of (\S+) GiB; (.*) \+ (.*)", row.split("|")[-2].strip()).groups()
+    peak, memory = re.fullmatch(r"(\S+) of (\S+) GiB", row.split("|")[-2].strip()).groups()
     assert float(peak) == pytest.approx(planned.peak / 2**30, abs=0.06)
     assert float(memory) == pytest.approx(planned.recipe.cluster.gpu.memory / 2**30, abs=0.06)
-    units = {"s": 1, "min": 60, "h": 3600}
-    stated = [float(number) * units[unit] for number, unit in map(str.split, seconds)]
-    assert stated == [pytest.approx(sampling, rel=0.05), pytest.approx(update, rel=0.05)]
 
 
 @pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)

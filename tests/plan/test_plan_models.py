@@ -20,7 +20,6 @@ def test_weights_are_counted_by_hand():
     assert SMALL.num_linear == 2 * 132
     # Two norms a layer and one at the end, embedding and output layer.
     assert SMALL.num_parameters == 264 + 5 * 4 + 2 * 7 * 4
-    assert SMALL.num_multiplied == 264 + 7 * 4
     assert SMALL.kv_bytes == 2 * 2 * 2 * 3
     # Rank 2 on queries, 2 x (4 + 6), and values, 2 x (4 + 3), in two layers.
     assert Adapter(2, ("q_proj", "v_proj")).num_lora(SMALL) == 2 * 2 * (10 + 7)

@@ -3,12 +3,11 @@
 """GPUs, read from an option or a header, and what `trl-dapo plan` prints."""
 
 import json
-import re
 import subprocess
 import sys
 
 import pytest
-from plan_helpers import ONE_GPU, TINY_RUN
+from plan_helpers import NINE_MACHINES, ONE_GPU, TINY_RUN
 
 from trl_dapo.cli import main
 from trl_dapo.plan.recipe import GPUS, parse_gpus, read_hardware
@@ -28,15 +27,24 @@ def page_of(write, capsys):
     return show
 
 
-def test_what_does_not_fit_says_why_and_what_would_make_it_fit(page_of):
+def test_what_does_not_fit_says_why_and_how_to_find_what_fits(page_of):
     page = page_of("one GPU of 40 GB", ONE_GPU, status=1)
-    assert "Does not fit: sampling takes 40.7 GiB of 40.0 GiB, of which 5% stay free." in page
-    assert "- vllm_gpu_memory_utilization: 0.4: peak 40.7 GiB -> 36.7 GiB" in page
-    assert "Would fit" in page
+    assert (
+        "Does not fit: sampling takes 40.7 GiB of 40.0 GiB, of which 5% stay free. What fits is found by `tr" in page
+    )
     page_of("one GPU of 40 GB", ONE_GPU, "--vllm_gpu_memory_utilization", "0.4")
     # vLLM's share does not hold one completion.
     page = page_of("one GPU of 40 GB", ONE_GPU, "--vllm_gpu_memory_utilization", "0.15", status=1)
     assert "less than the 10,240 of one prompt and completion" in page
+
+
+def test_tokens_are_counted_at_most(page_of):
+    page = page_of("one GPU of 80 GB", ONE_GPU)
+    # 1,024 completions of 8,192 tokens train; ten batches of them may be sampled, or as many as it takes.
+    assert "of the longest row, prompt and completion 10,240 of a micro-batch 16,384 of completions that a" in page
+    assert "that a rollout trains on 8.4M of completions that a rollout samples 83.9M rollouts of the run 300" in page
+    assert "samples no limit" in page_of("one GPU of 80 GB", ONE_GPU, "--dynamic_sampling_max_gen_batches", "0")
+    assert "samples 8.4M" in page_of("one GPU of 80 GB", ONE_GPU, "--use_dynamic_sampling", "false")
 
 
 PUNISHED_TWICE = "--overlong_buffer_length 8 --reward_funcs dapo_math"
@@ -49,7 +57,7 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--gpus 8xH1000", "names no GPU that is known: H100-80GB, H200-141GB"),
         ("--gpus 8+8xH100-80GB", "the recipe does not sample on a vLLM server"),
         ("--vllm_mode server --use_vllm", "samples on a vLLM server, and 1xCPU has none"),
-        ("--lengths 5", "Write MEAN,MAX"),
+        ("--lengths 5", "The command line has fields that no config has: `lengths`"),
         ("--learning_rat 1", "The command line has fields that no config has: `learning_rat` (nearest: `learning_rat"),
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
         ("--load_in_4bit", "set `use_peft: true`"),
@@ -84,12 +92,16 @@ def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
     assert "2xL4-24GB, DDP" in capsys.readouterr().out
 
 
-def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_effect(capsys):
+def test_a_plan_for_a_cpu_speaks_of_no_gpu(capsys):
     assert main(["plan", "--config", "smoke_cpu"]) == 0
     page = capsys.readouterr().out
     assert "Memory of this machine: " in page
     assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
-    assert re.search(r"(\d+\.\d s) -> \1", page) is None
+
+
+def test_a_plan_says_nothing_of_time(page_of):
+    page = page_of("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES)
+    assert not any(word in page for word in ("second", " min", " h ", "Time", "time", "bandwidth", "Would"))
 
 
 def test_a_plan_imports_neither_torch_nor_transformers(write):
@@ -121,16 +133,13 @@ def test_gpus_are_read_from_words_and_from_a_header():
     assert {text: str(read_hardware(text)) for text in headers} == headers
 
 
-def test_a_gpu_that_is_not_on_the_list_is_read_from_its_sizes():
-    cluster = parse_gpus("4+2x48GB:A6000:0.77TB/s:155TFLOPs")
-    gpu = cluster.gpu
-    assert (cluster.num_train, cluster.num_serve) == (4, 2)
-    assert (gpu.memory, gpu.bandwidth, gpu.flops, gpu.link) == (48e9, 0.77e12, 155e12, 32e9)
-    # A suggestion repeats it.
+def test_a_gpu_that_is_not_on_the_list_is_read_from_its_memory():
+    cluster = parse_gpus("4+2x48GB:A6000")
+    assert (cluster.num_train, cluster.num_serve, cluster.gpu.memory) == (4, 2, 48e9)
     assert parse_gpus(str(cluster)) == cluster
-    assert parse_gpus("24gb:7900XTX:1tb/s:61.5tflops").num_train == 1
-    for text in ("2x48GB:A6000", "0GB:A6000:1TB/s:1TFLOPs", "48GB:A6000:0TB/s:1TFLOPs", "48GB:A 6:1TB/s:1TFLOPs"):
-        with pytest.raises(ValueError, match=r"cannot read the GPU .* Of another GPU write .*2x48GB:A6000:0.77TB/s"):
+    assert parse_gpus("24gb:7900XTX").num_train == 1
+    for text in ("0GB:A6000", "48GB:A 6", "48GB:A6000:0.77TB/s:155TFLOPs"):
+        with pytest.raises(ValueError, match=r"cannot read the GPU .* Of another GPU write .*2x48GB:A6000"):
             parse_gpus(text)
-    with pytest.raises(ValueError, match=r"no GPU that is known: .*2x48GB:A6000:0.77TB/s:155TFLOPs"):
+    with pytest.raises(ValueError, match=r"no GPU that is known: .*2x48GB:A6000"):
         parse_gpus("2xA6000")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trl_dapo.update.microbatches import Rows, plan_window, plan_window_within_budget
+from trl_dapo.update.microbatches import Rows, largest_microbatch, plan_window, plan_window_within_budget
 from trl_dapo.update.rollout_tensors import widths
 
 
@@ -254,3 +254,27 @@ def test_four_thousand_windows_keep_the_budget():
         )
         if options["can_exchange"]:
             assert all(microbatches) == (num_rows >= len(microbatches))
+
+
+@pytest.mark.parametrize(
+    ("longest", "budget", "most_rows", "multiple_of", "rows", "columns"),
+    [
+        # 3 rows of 18 would leave 10 of the 64 tokens; 4 rows of 16 fill them.
+        ((10, 8), 64, 100, None, 4, (8, 8)),
+        ((10, 8), 54, 100, None, 3, (10, 8)),
+        # A row that is longer than the budget goes alone, and so does one that fills it.
+        ((10, 8), 5, 100, None, 1, (10, 8)),
+        ((10, 8), 18, 100, None, 1, (10, 8)),
+        # There are two rows.
+        ((10, 8), 64, 2, None, 2, (10, 8)),
+        # 2 rows of 11 tokens: the completion of 12 is shorter, too.
+        ((10, 12), 23, 100, None, 2, (1, 10)),
+        # Columns in eights: 16 + 8. Of 5 rows each has 24 of 120 tokens.
+        ((10, 8), 120, 100, 8, 5, (16, 8)),
+        ((10, 8), 100, 100, 8, 5, (8, 8)),
+    ],
+)
+def test_the_largest_micro_batch_fills_its_budget_with_the_longest_rows(
+    longest, budget, most_rows, multiple_of, rows, columns
+):
+    assert largest_microbatch(longest, budget, most_rows, multiple_of) == (rows, columns)

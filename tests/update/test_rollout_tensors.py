@@ -18,6 +18,7 @@ from trl_dapo.update.rollout_tensors import (
     schema,
     unknown_keys,
     widths,
+    without_padding,
 )
 
 
@@ -180,3 +181,25 @@ def test_ranks_agree_on_a_schema_only_if_their_rows_can_be_exchanged():
     assert schema(text) != schema({**text, "prompt_mask": text["prompt_mask"].int()})
     per_token = {**text, "importance_sampling_ratio": torch.ones(1, 3)}
     assert schema(per_token) != schema({**text, "importance_sampling_ratio": torch.ones(1, 1)})
+
+
+def test_rows_without_padding_keep_their_tokens_and_all_of_them_count():
+    rollout = {
+        "prompt_ids": torch.tensor([[0, 5], [6, 7]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
+        "completion_ids": torch.tensor([[8, 9], [3, 0]]),
+        "completion_mask": torch.tensor([[1, 1], [1, 0]]),
+        "advantages": torch.tensor([0.0, -1.0]),
+        "is_filler": torch.tensor([True, False]),
+        "old_per_token_logps": torch.tensor([[-1.0, -2.0], [-3.0, 0.0]]),
+        "num_items_in_batch": torch.tensor(3),
+    }
+    filled = without_padding(rollout, 3, 3, pad_token_id=0)
+    # Instead of padding the tokens of the completions, 8, 9 and 3, one after the other, by place.
+    assert filled["prompt_ids"].tolist() == [[8, 9, 5], [8, 6, 7]]
+    assert filled["completion_ids"].tolist() == [[8, 9, 3], [3, 9, 3]]
+    assert filled["prompt_mask"].tolist() == filled["completion_mask"].tolist() == [[1, 1, 1]] * 2
+    assert filled["advantages"].tolist() == [1.0, 1.0]
+    assert filled["is_filler"].tolist() == [False, False]
+    assert filled["old_per_token_logps"].tolist() == [[-1.0, -2.0, 0.0], [-3.0, 0.0, 0.0]]
+    assert rollout["completion_mask"].tolist() == [[1, 1], [1, 0]]  # the rollout itself is as before

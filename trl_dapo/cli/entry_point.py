@@ -96,9 +96,9 @@ def _make_parser() -> argparse.ArgumentParser:
     quickstart.set_defaults(run=_quickstart, stopped=f"\ntrl-dapo quickstart: {again}")
 
     options = "[--field value] [--num_processes N] [--accelerate_config fsdp2]"
-    add("train", help=f"train by a recipe: trl-dapo train --config smoke_cpu {options}")
+    add("train", help=f"train by a recipe, or try it out: trl-dapo train --config smoke_cpu [--trial] {options}")
 
-    planned = add("plan", help="what a recipe will need: memory, disk and time", allow_abbrev=False)
+    planned = add("plan", help="what is known without the machine: memory, disk and tokens", allow_abbrev=False)
     add_plan_arguments(planned)
     planned.set_defaults(run=run_plan, mistakes=(ValueError, OSError))
 

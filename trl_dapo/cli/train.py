@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import datasets
 import torch
@@ -28,12 +28,17 @@ from ..config import DAPOConfig
 from ..plan.recipe import read_values
 from ..rewards.names import REWARD_FUNCS, read_math_problems
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
+from ..run.scratch import scratch_folder
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
 from ..update.patching import patched
 from . import processes
 from .processes import split_options, tell_once
+
+
+if TYPE_CHECKING:
+    from ..trainer import DAPOTrainer
 
 
 # What others' messages leave out, by a part of them.
@@ -51,7 +56,7 @@ WAYS_OUT = {
     "evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
-MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
+MISFIT, MISTAKE, FOUND_NOTHING, INTERRUPTED = 1, 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 MISTAKES = (ValueError, OSError, ImportError)  # what a user can mend
 TOOLS = {"calculate": calculate}
 # A recipe that says one of these, or names a file, has its data read by `trl_dapo.data`, not by TRL's script.
@@ -105,6 +110,10 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
             path.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Whether to train a small random model that is made on the spot, in place of `model_name_or_path`.
+        trial (`bool`, *optional*, defaults to `False`):
+            Whether to try the run out instead of training: each of its phases once, on this machine. Prints memory and
+            seconds of each and what is expected of the run, and writes nothing. The exit status is 0 if the run fits
+            and 1 if it does not.
     """
 
     dataset_name: str | None = None
@@ -119,6 +128,7 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     reward_funcs: list[str] | None = None
     tools: list[str] | None = None
     tiny_model: bool = False
+    trial: bool = False
 
     def __post_init__(self) -> None:
         for each in (each for each in self.datasets if not isinstance(each, DatasetConfig)):
@@ -162,7 +172,8 @@ def make_parser() -> _Parser:
     parser = _Parser(
         (LaunchArguments, DAPOConfig, ModelConfig),  # type: ignore[arg-type]  # dataclasses have no type of their own
         prog="trl-dapo train",
-        usage="trl-dapo train --config RECIPE.yaml [--field value ...] [--num_processes N] [--accelerate_config FILE]",
+        usage="trl-dapo train --config RECIPE.yaml [--trial] [--field value ...] [--num_processes N] "
+        "[--accelerate_config FILE]",
         allow_abbrev=False,
     )
     # Of some three hundred fields those of this package come first.
@@ -219,7 +230,8 @@ def launch(argv: Sequence[str]) -> int:
 
     try:
         with bars_on_terminals_only():
-            status = train(launch_args, training_args, given)
+            run = run_trial if launch_args.trial else train
+            status = run(launch_args, training_args, given)
     except SetupError as error:
         status = tell_mistake(error)
     except KeyboardInterrupt:
@@ -227,7 +239,9 @@ def launch(argv: Sequence[str]) -> int:
     # The trainer, full of cycles, holds the process group. Its threads must end before the interpreter does: one that
     # then asks for the interpreter's lock aborts the process, and with it a run that was complete. Its bar goes too.
     gc.collect()
-    if status == INTERRUPTED and PartialState().is_main_process:
+    if status == INTERRUPTED and launch_args.trial:
+        tell_once("trl-dapo train: the trial was stopped. It has written nothing.")
+    elif status == INTERRUPTED and PartialState().is_main_process:
         folder = output_folder(training_args)
         line = f"stopped. {folder} holds no checkpoint yet: the same command starts from the beginning."
         if (checkpoint := last_complete_checkpoint(folder)) is not None:
@@ -300,6 +314,31 @@ def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) 
 
 def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
     """Trains with what is `given` to the trainer, and saves the model, or the adapter, into `output_dir`."""
+    trainer = make_trainer(launch_args, training_args, given)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    if not trainer.stop.found_nothing:
+        trainer.save_model(training_args.output_dir)
+        trainer.accelerator.print(f"Saved to {training_args.output_dir}.")
+        if training_args.push_to_hub:
+            trainer.push_to_hub(dataset_name=launch_args.dataset_name)
+    trainer.accelerator.end_training()
+    return FOUND_NOTHING if trainer.stop.found_nothing else 0
+
+
+def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
+    """Tries out what [`train`] would do, and prints what was found; returns 0 if the run fits, else 1."""
+    # A trainer makes its folder when it is made, and its trackers may open a run.
+    training_args.report_to, training_args.push_to_hub = [], False
+    with scratch_folder(training_args.output_dir) as training_args.output_dir:
+        trainer = make_trainer(launch_args, training_args, given)
+        report = trainer.trial()
+        trainer.accelerator.print(f"\n{report}")
+    trainer.accelerator.end_training()
+    return 0 if report.fits else MISFIT
+
+
+def make_trainer(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> "DAPOTrainer":
+    """Makes the trainer from what is `given` to it; a mistake of the user's is a `SetupError`."""
     from ..run.preflight import SetupError
     from ..run.terminal import wrapped_for
     from ..trainer import DAPOTrainer
@@ -310,17 +349,9 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
     if launch_args.tiny_model:
         given["model"] = tiny_model(training_args)
     try:
-        trainer = DAPOTrainer(**given)
+        return DAPOTrainer(**given)
     except MISTAKES as error:
         raise SetupError(str(error)) from error
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    if not trainer.stop.found_nothing:
-        trainer.save_model(training_args.output_dir)
-        trainer.accelerator.print(f"Saved to {training_args.output_dir}.")
-        if training_args.push_to_hub:
-            trainer.push_to_hub(dataset_name=launch_args.dataset_name)
-    trainer.accelerator.end_training()
-    return FOUND_NOTHING if trainer.stop.found_nothing else 0
 
 
 class _Handed(Exception):

@@ -42,7 +42,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
     @contextmanager
     def _recording(self, score: Callable[..., Tensor] | None = None) -> Iterator[Recorded]:
         """Keep what TRL generates and scores in one round. The trainer's own metrics and logs do not change."""
-        logs, metrics = _empty_logs(self._logs), _empty_metrics()
+        logs, metrics = empty_logs(self._logs), empty_metrics()
         recorded = Recorded(score, metrics=metrics["train"])
         with patched(self, _recorded=recorded, _logs=logs, _metrics=metrics):
             yield recorded
@@ -50,7 +50,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
     @contextmanager
     def _replaying(self, rows: list[Row], rewards: Tensor) -> Iterator[dict[str, list[float]]]:
         """Give TRL the rows as if they had just been sampled together, and yield TRL's metrics of them."""
-        metrics = _empty_metrics()
+        metrics = empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
         if self.environment_factories is not None:
             # Not reset a second time, and left as TRL leaves them: those of the batch that was sampled last.
@@ -100,10 +100,11 @@ class RecordReplayMixin(TypedGRPOTrainer):
         return result
 
 
-def _empty_metrics() -> dict[str, dict[str, list[float]]]:
+def empty_metrics() -> dict[str, defaultdict[str, list[float]]]:
+    """The structure of TRL's `_metrics`, empty."""
     return {"train": defaultdict(list), "eval": defaultdict(list)}
 
 
-def _empty_logs(logs: dict) -> dict:
+def empty_logs(logs: dict) -> dict:
     """The structure of TRL's `_logs`, empty and without a bound."""
     return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}

@@ -1,9 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run will need, before a GPU is rented: `trl-dapo plan`."""
+"""What is known of a run without its machine, memory, batches and tokens: `trl-dapo plan`."""
 
 from .planning import Plan, plan
-from .text import suggest
 
 
-__all__ = ["Plan", "plan", "suggest"]
+__all__ = ["Plan", "plan"]

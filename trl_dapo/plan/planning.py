@@ -1,10 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: what memory, disk and time a recipe needs, whether it fits, and where its model's sizes are from."""
+"""A plan: what memory and disk a recipe needs, whether it fits, and where its model's sizes are from."""
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,148 +13,64 @@ from typing import Any
 from ..models import ModelShape
 from ..number_format import format_bytes
 from ..settings.arguments import answer_within
-from ..settings.ranges import SHARE, check_value
+from .batches import VLLM, Batches
 from .memory import VLLM_ASLEEP
 from .recipe import Recipe, read
-from .rollout_cost import Batches, Lengths, Sampling
 from .training import Training
 
 
-ACCEPTANCE = 1 / 3  # where docs/benchmarks.md compares the sampling policies
-MEAN_SHARE = 1 / 3  # of `max_completion_length`
 FRAGMENTS = 0.05  # of a GPU's memory stays free: what the allocator cannot use
-EVALUATION_PROBLEMS = {"aime": 30, "math-500": 500, "math500": 500, "gsm8k": 1319}
-OTHER_PROBLEMS = 100  # of an evaluation that is none of these
-START = 15  # seconds of imports, the model and the dataset; an engine takes longer
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run needs. Bytes are of one GPU that trains, unless they say else; seconds are estimates."""
+    """What is known of a run without its machine. Bytes are of one GPU that trains, unless they say else."""
 
     recipe: Recipe
     shape: ModelShape  # of its model
     source: str  # where the shape is from
-    lengths: Lengths  # of completions
-    acceptance: float  # share of groups that are accepted
 
     @cached_property
     def batches(self) -> Batches:
-        return Batches(self.recipe, self.lengths.mean)
+        return Batches(self.recipe)
 
     @cached_property
     def training(self) -> Training:
-        return Training(self.recipe, self.shape, self.batches, self.lengths)
+        return Training(self.recipe, self.shape, self.batches)
 
     @cached_property
-    def sampling(self) -> Sampling:
-        held = self.training.weights.held
-        return Sampling(self.recipe, self.shape, self.batches, self.lengths, self.acceptance, held)
+    def vllm(self) -> VLLM | None:
+        """The engine of vLLM, if it samples."""
+        return VLLM(self.recipe, self.shape) if self.recipe.settings.use_vllm else None
 
     # Memory
 
     @property
     def peak_updating(self) -> float:
         """Bytes at most in an update, with what vLLM keeps meanwhile."""
-        colocated = self.recipe.settings.use_vllm and not self.recipe.asks_a_server
-        asleep = VLLM_ASLEEP if self.recipe.settings.vllm_enable_sleep_mode else self.sampling.vllm_share
-        return sum(self.training.memory.values()) + (asleep if colocated else 0.0)
+        kept = 0.0
+        if self.vllm is not None and not self.recipe.asks_a_server:
+            kept = VLLM_ASLEEP if self.recipe.settings.vllm_enable_sleep_mode else self.vllm.share
+        return sum(self.training.memory.values()) + kept
 
     @property
     def peak_sampling(self) -> float:
         """Bytes at most while completions are sampled, with vLLM where it shares the GPU, or `generate`'s cache."""
         kept = sum(self.training.memory[part] for part in ("weights", "optimizer", "reference", "context"))
-        if self.recipe.settings.use_vllm:
-            shared = 0.0 if self.recipe.asks_a_server else self.sampling.vllm_share
+        if self.vllm is not None:
+            shared = 0.0 if self.recipe.asks_a_server else self.vllm.share
             # The largest weight is gathered for vLLM.
             gathered = 0
             if self.recipe.sharding.shards_weights:
                 gathered = self.training.weights.trained * self.shape.num_embedding
             return kept + gathered + shared
         rows = self.batches.num_rows / self.recipe.cluster.num_train
-        row = self.recipe.prompt + self.recipe.settings.max_completion_length
+        row = self.recipe.longest_prompt + self.recipe.settings.max_completion_length
         return kept + rows * row * self.shape.kv_bytes / 2 * self.training.weights.computed
 
     @property
     def peak(self) -> float:
         return max(self.peak_updating, self.peak_sampling)
-
-    # Time
-
-    @cached_property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of a rollout by part."""
-        settings, num_rows = self.recipe.settings, self.sampling.num_trained
-        if self.shape.num_other or settings.loss_type != "dapo":  # TRL's micro-batches have all rows
-            num_rows = self.batches.num_rows
-        return {
-            "sampling": self.sampling.seconds[0],
-            "logps": self.training.logps_seconds(num_rows),
-            "update": self.training.update_seconds(num_rows),
-            "sync": self.training.sync_seconds(self.sampling.engine.num_gpus) if settings.use_vllm else 0.0,
-        }
-
-    @property
-    def rollout_seconds(self) -> float:
-        """Seconds of a rollout: the sum of its parts, or the longer of sampling and training where one runs ahead."""
-        seconds, num_ahead = self.seconds, self.recipe.settings.rollouts_ahead
-        trains, (sampling, tail) = seconds["logps"] + seconds["update"], self.sampling.seconds
-        if num_ahead > 1:  # other groups are sampled beside the longest, which have two rollouts
-            sampling = max(sampling - tail, sampling / num_ahead)
-        return (max if num_ahead else sum)((sampling, trains)) + seconds["sync"]
-
-    @property
-    def idle_share(self) -> float:
-        """Of GPU time, in which a GPU that trains waits for the server's, or the server's for it."""
-        cluster, seconds = self.recipe.cluster, self.seconds
-        if not cluster.num_serve:
-            return 0.0
-        busy = cluster.num_train * (seconds["logps"] + seconds["update"]) + cluster.num_serve * seconds["sampling"]
-        return 1 - busy / ((cluster.num_train + cluster.num_serve) * self.rollout_seconds)
-
-    # Evaluation
-
-    @property
-    def num_problems(self) -> int:
-        """Of an evaluation in training; 0 without one."""
-        settings = self.recipe.settings
-        if settings.eval_strategy in ("no", False, None):
-            return 0
-        known = (num for key, num in EVALUATION_PROBLEMS.items() if key in str(settings.eval_dataset_name).lower())
-        return settings.eval_dataset_limit or next(known, OTHER_PROBLEMS)
-
-    @property
-    def evaluation_every(self) -> float:
-        """Rollouts between two evaluations."""
-        settings = self.recipe.settings
-        if not self.num_problems or settings.eval_strategy == "epoch":
-            return math.inf
-        steps = settings.eval_steps or settings.logging_steps
-        return (steps if steps >= 1 else steps * settings.max_steps) / self.batches.num_steps
-
-    @cached_property
-    def evaluation_seconds(self) -> float:
-        """Seconds of one: sampling, and the passes of its loss over rows that are padded to the longest."""
-        if not self.num_problems:
-            return 0.0
-        settings, num_gpus = self.recipe.settings, self.recipe.cluster.num_train
-        k = settings.num_generations_eval or settings.num_generations
-        rows, at_once = self.num_problems * k, settings.per_device_eval_batch_size * num_gpus
-        calls, in_call = (1, rows) if settings.use_vllm else (math.ceil(rows / at_once), at_once)
-        whole = Lengths(0.99 * self.lengths.maximum, self.lengths.maximum)
-        passes = 1 + self.training.num_without_gradient
-        loss = self.training.pass_seconds(rows, whole, passes, rows / at_once, gathers=2)
-        return calls * self.sampling.seconds_of(in_call, k)[0] + loss
-
-    @property
-    def seconds_with_evaluation(self) -> float:
-        """Seconds of a rollout with its share of the evaluations."""
-        return self.rollout_seconds + self.evaluation_seconds / self.evaluation_every
-
-    @property
-    def seconds_a_row(self) -> float:
-        """The same for a row that trains: rollouts of other sizes compare."""
-        return self.seconds_with_evaluation / self.sampling.num_trained
 
     # Verdict
 
@@ -163,10 +78,10 @@ class Plan:
     def problems(self) -> list[str]:
         """Why it does not fit; empty where it does."""
         found, memory, longest = [], self.recipe.cluster.gpu.memory, self.batches.longest_row
-        if self.recipe.settings.use_vllm and (tokens := self.sampling.engine.cache_tokens) < longest:
+        if self.vllm is not None and (tokens := self.vllm.cache_tokens) < longest:
             found.append(
-                f"vLLM's share of {format_bytes(self.sampling.vllm_share)} leaves a cache of {tokens:,} tokens, less "
-                f"than the {longest:,} of one prompt and completion"
+                f"vLLM's share of {format_bytes(self.vllm.share)} leaves a cache of {tokens:,} tokens, less than the "
+                f"{longest:,} of one prompt and completion"
             )
         for moment, peak in (("updating", self.peak_updating), ("sampling", self.peak_sampling)):
             if peak > (1 - FRAGMENTS) * memory:
@@ -180,29 +95,17 @@ class Plan:
 
 
 def plan(
-    config: str,
-    gpus: str | None = None,
-    lengths: tuple[float, float] | None = None,
-    acceptance: float = ACCEPTANCE,
-    accelerate_config: str | None = None,
-    overrides: Sequence[str] = (),
+    config: str, gpus: str | None = None, accelerate_config: str | None = None, overrides: Sequence[str] = ()
 ) -> Plan:
     """
-    Plans a run of a recipe, or of one by its name: what it needs, before a GPU is rented.
+    Plans a run of a recipe, or of one by its name: what is known of memory, batches and tokens without the machine.
 
     `gpus` are such as `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. These and the name or file
-    of accelerate's configuration default to those in the recipe's header. `lengths` are mean and maximum of
-    completions in tokens, by default a third of `max_completion_length`, and that; `acceptance` is the share of groups
-    that dynamic sampling accepts; `overrides` are `--field value ...`, as `trl-dapo train` takes them. Raises
-    `ValueError` or `OSError` where something is missing or wrong, in one line.
+    of accelerate's configuration default to those in the recipe's header. `overrides` are `--field value ...`, as
+    `trl-dapo train` takes them. Raises `ValueError` or `OSError` where something is missing or wrong, in one line.
     """
     recipe = read(config, gpus, accelerate_config, overrides)
-    settings, most = recipe.settings, recipe.settings.max_completion_length
-    check_value("--acceptance", acceptance, SHARE)
-    mean, maximum = lengths or (MEAN_SHARE * most, most)
-    if not 0 < mean <= maximum <= most:
-        asked = f"`--lengths {mean:g},{maximum:g}`"
-        raise ValueError(f"{asked} must satisfy 0 < MEAN <= MAX <= `max_completion_length` ({most}).")
+    settings = recipe.settings
     if settings.tiny_model:
         shape, source = shape_of(TINY), "made on the spot"
     elif settings.model_name_or_path is None:
@@ -210,8 +113,9 @@ def plan(
     else:
         shape, source = find_shape(settings.model_name_or_path, settings.model_revision)
     recipe.settle(has_images=shape.num_other > 0)
-    planned = Plan(recipe, shape, source, Lengths(mean, maximum), acceptance)
-    _ = planned.problems, planned.seconds, planned.training.checkpoint  # what cannot be worked out is said here
+    planned = Plan(recipe, shape, source)
+    planned.training.check_sync()
+    _ = planned.problems, planned.training.checkpoint  # what cannot be worked out is said here
     return planned
 
 

@@ -36,38 +36,33 @@ OF_A_LAUNCH += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
 KINDS = {"bool": "true or false", "float": "a number", "int": "a number", "list": "a list", "dict": "a mapping"}
 KINDS["str"] = "a text"
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
-PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this machine
+LONGEST_PROMPT = 2048  # tokens, where the data is not on this machine
 CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
-OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")  # of `trl-dapo plan` itself
+OPTIONS = ("config", "gpus", "accelerate_config")  # of `trl-dapo plan` itself
 GPUS_PER_MACHINE = 8
-PCIE = 32e9  # bytes/s in one direction: PCIe 4.0 x16
-OWN = "Of another GPU write memory, name, bandwidth and bfloat16 operations: 2x48GB:A6000:0.77TB/s:155TFLOPs."
-NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as in NVIDIA's DGX H100
+OWN = "Of another GPU write its memory and a name: 2x48GB:A6000."
 
 
 @dataclass(frozen=True)
 class GPU:
-    """What a plan needs of an accelerator, from NVIDIA's data sheets."""
+    """What a plan needs of an accelerator."""
 
     name: str  # as in `--gpus`
     memory: float  # bytes, the total that `nvidia-smi` shows
-    flops: float  # of dense bfloat16 with accumulation in float32; a sheet's headline counts sparsity, twice that
-    bandwidth: float  # bytes/s
-    link: float  # bytes/s to another GPU in one direction: half of what NVLink states, else PCIe 4.0 x16
 
 
 GPUS = {
-    name: GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes * 1e9, link * 1e9)
-    for name, mebibytes, teraflops, gigabytes, link in (
-        ("H100-80GB", 81_559, 989, 3_350, 450),
-        ("H200-141GB", 143_771, 989, 4_800, 450),
-        ("B200-180GB", 183_359, 2_250, 8_000, 900),
-        ("A100-80GB", 81_920, 312, 2_039, 300),
-        ("A100-40GB", 40_960, 312, 1_555, 300),
-        ("L40S-48GB", 46_068, 362, 864, 32),
-        ("L4-24GB", 23_034, 121, 300, 32),
-        ("RTX4090-24GB", 24_564, 165, 1_008, 32),
-        ("RTX3090-24GB", 24_576, 71, 936, 32),
+    name: GPU(name, mebibytes * 2**20)
+    for name, mebibytes in (
+        ("H100-80GB", 81_559),
+        ("H200-141GB", 143_771),
+        ("B200-180GB", 183_359),
+        ("A100-80GB", 81_920),
+        ("A100-40GB", 40_960),
+        ("L40S-48GB", 46_068),
+        ("L4-24GB", 23_034),
+        ("RTX4090-24GB", 24_564),
+        ("RTX3090-24GB", 24_576),
     )
 }
 # What "GPUs of 80 GB" in a recipe's header is taken for.
@@ -76,9 +71,8 @@ GPU_OF_SIZE = {name.split("-")[1]: GPUS[name] for name in TAKEN}
 
 
 def cpu() -> GPU:
-    """This machine without a GPU; a core multiplies as fast in float32 as one of a server did."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return GPU("CPU", memory, flops=80e9 * (os.cpu_count() or 1), bandwidth=20e9, link=10e9)
+    """This machine without a GPU."""
+    return GPU("CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,6 @@ class Cluster:
 
     def __str__(self) -> str:
         return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
-
-    @property
-    def link(self) -> float:
-        """Bytes/s at which a GPU gathers what all that train hold: between machines all ports of one take part."""
-        return min(self.gpu.link, math.inf if self.num_train <= GPUS_PER_MACHINE else GPUS_PER_MACHINE * NETWORK)
 
 
 def parse_gpus(text: str) -> Cluster:
@@ -112,14 +101,12 @@ def parse_gpus(text: str) -> Cluster:
 
 
 def _read_own(name: str) -> GPU:
-    """A GPU that is not on the list, by its data sheet; its neighbours are reached over PCIe."""
-    number = r"(\d+(?:\.\d+)?)"
-    found = re.fullmatch(rf"{number}GB:[^:\s,]+:{number}TB/s:{number}TFLOPs", name, re.IGNORECASE)
-    sizes = [float(size) for size in found.groups()] if found else [0.0]
-    if not all(sizes):
+    """A GPU that is not on the list, by its memory."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)GB:[^:\s]+", name, re.IGNORECASE)
+    gigabytes = float(found[1]) if found else 0.0
+    if not gigabytes:
         raise ValueError(f"`--gpus` cannot read the GPU {name}. {OWN}")
-    gigabytes, bandwidth, teraflops = sizes
-    return GPU(name, gigabytes * 1e9, teraflops * 1e12, bandwidth * 1e12, PCIE)
+    return GPU(name, gigabytes * 1e9)
 
 
 def read_hardware(text: str) -> Cluster | None:
@@ -163,8 +150,7 @@ class Recipe:
     settings: SimpleNamespace  # every field of a recipe; what it leaves out has its default
     sharding: Sharding
     cluster: Cluster
-    prompt: float  # tokens, in the mean
-    longest_prompt: float
+    longest_prompt: int  # tokens
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -287,7 +273,7 @@ def read(
             f"{file} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
         )
     sharding = _find_sharding(header, accelerate_config, cluster)
-    recipe = Recipe(file.stem, settings, sharding, cluster, *_read_prompts(settings))
+    recipe = Recipe(file.stem, settings, sharding, cluster, _read_longest_prompt(settings))
     if cluster.num_serve and not recipe.asks_a_server:
         raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
     if recipe.asks_a_server and not cluster.num_serve:
@@ -295,15 +281,15 @@ def read(
     return recipe
 
 
-def _read_prompts(settings: SimpleNamespace) -> tuple[float, float]:
-    """Tokens of a prompt in the mean and at most, by the characters of a file's."""
+def _read_longest_prompt(settings: SimpleNamespace) -> int:
+    """Tokens of the longest prompt, by the characters of a file's."""
     if Path(str(settings.dataset_name)).suffix:  # importing what reads files takes longer than the rest
         from ..data import prompt_lengths
 
         with suppress(OSError, ValueError):  # a run says what is wrong with it
-            mean, most = prompt_lengths(settings.dataset_name, settings.prompt_style, settings.dataset_limit)
-            return mean / CHARACTERS + TEMPLATE, most / CHARACTERS + TEMPLATE
-    return PROMPT, LONGEST_PROMPT
+            _, most = prompt_lengths(settings.dataset_name, settings.prompt_style, settings.dataset_limit)
+            return math.ceil(most / CHARACTERS + TEMPLATE)
+    return LONGEST_PROMPT
 
 
 def read_header(path: str | Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An update and a weight sync: what they hold, how long they take, and what a checkpoint takes of the disk."""
+"""An update: what it holds in memory, and what a checkpoint takes of the disk."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -9,12 +9,9 @@ from typing import NamedTuple
 
 from ..models import ModelShape
 from . import memory
+from .batches import Batches
 from .memory import ENDS, Adapter
-from .recipe import GPUS_PER_MACHINE, NETWORK, Recipe
-from .rollout_cost import BANDWIDTH, Batches, Lengths, training_flops, training_seconds
-
-
-HOST_LINK = 25e9  # bytes/s between a GPU and its machine's memory: PCIe 4.0 x16
+from .recipe import Recipe
 
 
 class Weights(NamedTuple):
@@ -45,7 +42,6 @@ class Training:
     recipe: Recipe
     shape: ModelShape
     batches: Batches
-    lengths: Lengths
 
     @cached_property
     def adapter(self) -> Adapter | None:
@@ -127,73 +123,16 @@ class Training:
     def attention(self) -> str:
         return self.recipe.settings.attn_implementation or "sdpa"
 
-    def pass_seconds(
-        self, rows: float, lengths: Lengths, passes: float, microbatches: float, gathers: int = 1, reduced: float = 0.0
-    ) -> float:
-        """Passes over some rows, where each micro-batch gathers all weights `gathers` times."""
-        flops = training_flops(self.shape, rows, lengths, self.recipe.prompt, passes, "flash" in self.attention)
-        cluster = self.recipe.cluster
-        received = reduced
-        if self.recipe.sharding.shards_weights:
-            received += 2.0 * self.shape.num_parameters * gathers
-        return training_seconds(flops, cluster.gpu, cluster.num_train, received, microbatches, cluster.link)
-
-    @property
-    def num_without_gradient(self) -> int:
-        """Passes without gradient over what trains: old log-probabilities, and the reference's."""
+    def check_sync(self) -> None:
+        """Refuse an adapter that cannot travel to vLLM if nothing else may."""
         settings = self.recipe.settings
-        corrects = settings.use_vllm and settings.vllm_importance_sampling_correction
-        # Of one step the pass with gradient tells the same, and DAPO's own loss asks no other.
-        num = 0
-        if self.batches.num_steps > 1 or (corrects and settings.loss_type != "dapo"):
-            num += 1
-        if settings.beta != 0:
-            num += 1
-        return num
-
-    @property
-    def _num_passed(self) -> float:
-        """Micro-batches of a rollout that a pass over its rows takes."""
-        return self.batches.num_microbatches * self.batches.num_steps / self.recipe.settings.num_iterations
-
-    def logps_seconds(self, num_rows: float) -> float:
-        """Of the passes without gradient over a rollout of which so many rows train."""
-        return self.num_without_gradient * self.pass_seconds(num_rows, self.lengths, 1, self._num_passed)
-
-    def update_seconds(self, num_rows: float) -> float:
-        """Of all updates on these rows."""
-        settings, kind, num_trained = self.recipe.settings, self.recipe.sharding.kind, self.weights.num_trained
-        # Of gradients a GPU sends or receives each once where they are sharded, else twice; at every micro-batch with
-        # ZeRO-2 and 3, else once an optimizer step.
-        reduced = {"none": 0.0, "ddp": 4.0, "zero1": 4.0}.get(kind, 2.0) * num_trained
-        reduced /= 1 if kind in ("zero2", "zero3") else self.batches.num_microbatches
-        # With an adapter the weights' own gradients, a pass of their own, are not computed.
-        passes = 2 + min(1.0, num_trained / self.shape.num_parameters)
-        if settings.gradient_checkpointing:
-            passes += 1
-        each = self.pass_seconds(num_rows, self.lengths, passes, self._num_passed, 2, reduced)
-        return settings.num_iterations * each
-
-    def sync_seconds(self, num_shards: int) -> float:
-        """In which vLLM, whose engines have `num_shards` GPUs each, gets the weights once a rollout."""
-        settings, cluster, weights = self.recipe.settings, self.recipe.cluster, self.weights
-        inside = cluster.num_train + cluster.num_serve <= GPUS_PER_MACHINE
-        link = BANDWIDTH * (cluster.gpu.link if inside else min(cluster.gpu.link, NETWORK))
         travels = self.adapter is not None and settings.vllm_lora_sync != "merge" and self.adapter.travels(self.shape)
-        if not travels and (settings.vllm_lora_sync == "adapter" or settings.load_in_4bit or settings.load_in_8bit):
+        must_travel = settings.vllm_lora_sync == "adapter" or settings.load_in_4bit or settings.load_in_8bit
+        if settings.use_vllm and must_travel and not travels:
             raise ValueError(
                 "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves beside its base: "
                 "LoRA on linear layers, without copies, DoRA or experts. Change the adapter, or leave both out."
             )
-        if travels:
-            # The adapter travels, while vLLM's base goes to the machine's memory and back.
-            sleeps = settings.vllm_enable_sleep_mode and not self.recipe.asks_a_server
-            base = 2 * self.shape.num_parameters / num_shards
-            return weights.trained * weights.num_trained / link + (2 * base / HOST_LINK if sleeps else 0.0)
-        # A GPU gathers others' shards; what it has travels to a server, or is copied beside its own.
-        num_bytes = (weights.held if self.adapter else weights.trained) * self.shape.num_parameters
-        gathering = num_bytes / (BANDWIDTH * cluster.link) if self.recipe.sharding.shards_weights else 0.0
-        return gathering + num_bytes / (link if self.recipe.asks_a_server else BANDWIDTH * cluster.gpu.bandwidth)
 
     @property
     def checkpoint(self) -> float:

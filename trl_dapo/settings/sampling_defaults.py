@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What dynamic sampling does if nothing is stated, as far as a run supports it, and the line that says so. Pure."""
 
+import copy
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -88,6 +89,12 @@ class SamplingChoice:
                 self.reasons[name] = why.split(". ")[0]
             else:
                 setattr(settings, name, DEFAULTS[name])
+
+    def copied_for(self, settings: Any) -> "SamplingChoice":
+        """Return the same choice for a copy of the settings."""
+        copied = copy.copy(self)
+        copied._settings, copied.reasons = settings, dict(self.reasons)
+        return copied
 
     def leave_out_screen(self, why: str) -> None:
         self._settings.dynamic_sampling_screen = "off"

@@ -40,6 +40,34 @@ LEAST_GAIN = 0.01
 GATHER_COST = 1000.0
 
 
+def largest_microbatch(
+    longest: tuple[int, int], budget: int, most_rows: int, multiple_of: int | None = None
+) -> tuple[int, tuple[int, int]]:
+    """
+    Return the number of rows, and the prompt and completion columns of each, of the micro-batch that takes the most
+    tokens within a budget.
+
+    Args:
+        longest (`tuple[int, int]`):
+            Prompt and completion columns of the longest row. A longer one than the budget is a micro-batch of its own.
+        budget (`int`):
+            Tokens of a micro-batch.
+        most_rows (`int`):
+            Rows that there are.
+        multiple_of (`int`, *optional*):
+            What columns are a multiple of.
+    """
+    prompt, completion = widths([longest], multiple_of)
+    if budget <= prompt + completion:
+        return 1, (prompt, completion)
+    # Rows a little shorter than the longest may fill the budget where the longest leave a part of it empty.
+    num_rows = min(ceil(budget / (prompt + completion)), most_rows)
+    unit = multiple_of or 1
+    width = min(prompt + completion, budget // num_rows // unit * unit)
+    prompt = max(unit, width - completion)
+    return num_rows, (prompt, max(unit, width - prompt))
+
+
 def plan_window(
     lengths: Sequence[Lengths], num_microbatches: int, can_exchange: bool = True, multiple_of: int | None = None
 ) -> Plan:

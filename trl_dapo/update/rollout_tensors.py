@@ -129,6 +129,25 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
     return {key: resized(key, value) for key, value in batch.items()}
 
 
+def without_padding(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
+    """Return rows of a rollout made as long as these widths: every token counts in the loss, none is padding."""
+    tokens = batch["completion_ids"][batch["completion_mask"].bool()]
+    if not len(tokens):
+        tokens = batch["completion_ids"].new_tensor([pad_token_id])
+    filled = resize(batch, prompt_width, completion_width, pad_token_id)
+    for side in ("prompt", "completion"):
+        ids, mask = filled[f"{side}_ids"], filled[f"{side}_mask"]
+        repeated = tokens[torch.arange(ids.numel(), device=ids.device) % len(tokens)].view_as(ids)
+        filled[f"{side}_ids"] = torch.where(mask.bool(), ids, repeated)
+        filled[f"{side}_mask"] = torch.ones_like(mask)
+    filled["advantages"] = torch.ones_like(filled["advantages"])
+    if filled.get("tool_mask") is not None:
+        filled["tool_mask"] = torch.ones_like(filled["tool_mask"])
+    if filled.get("is_filler") is not None:
+        filled["is_filler"] = torch.zeros_like(filled["is_filler"])
+    return filled
+
+
 def _is_per_row(key: str, value: Tensor, batch: dict) -> bool:
     """Whether a completion key holds one value per row, as advantages and sequence-level ratios do."""
     width = batch["completion_ids"].size(1)

@@ -1,0 +1,136 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of a recipe: rows, optimizer steps, micro-batches and tokens; and what vLLM, which samples them, holds."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..models import ModelShape
+from ..settings.batch_sizes import count_microbatches, describe_batches, describe_torn_group, size_batches
+from .memory import VLLM_WORK, vllm_cache_tokens
+from .recipe import GPUS_PER_MACHINE, Recipe, declared_fields
+
+
+SERVER_UTILIZATION = 0.9  # `vllm serve`'s own, on GPUs of 70 GiB and more
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batch sizes of a recipe, and the tokens that they take at most."""
+
+    recipe: Recipe
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """TRL's batch sizes, as [`DAPOConfig`] works them out on this number of processes."""
+        settings, processes = self.recipe.settings, self.recipe.cluster.num_train
+        rows = settings.per_device_train_batch_size
+        if settings.prompts_per_rollout is not None or settings.prompts_per_step is not None:
+            return size_batches(settings, declared_fields(), processes)
+        steps = count_microbatches(settings, processes)
+        batch = rows * processes * steps
+        if batch % settings.num_generations:
+            raise ValueError(describe_torn_group(settings, steps, processes, settings.generation_batch_size))
+        accumulated = {"gradient_accumulation_steps": settings.gradient_accumulation_steps}
+        return accumulated | {"steps_per_generation": steps, "generation_batch_size": batch}
+
+    @property
+    def arithmetic(self) -> str:
+        """The line that a run begins with."""
+        return describe_batches(self.recipe.settings, self.sizes, self.recipe.cluster.num_train)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a rollout, all processes together."""
+        return self.sizes["generation_batch_size"]
+
+    @property
+    def num_steps(self) -> float:
+        """Optimizer steps of a rollout."""
+        steps = self.sizes["steps_per_generation"] * self.recipe.settings.num_iterations
+        return steps / self.sizes["gradient_accumulation_steps"]
+
+    @property
+    def num_rollouts(self) -> float | None:
+        """Rollouts of the run, where `max_steps` says its end."""
+        max_steps = self.recipe.settings.max_steps
+        return max_steps / self.num_steps if max_steps and max_steps > 0 else None
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a prompt and a completion at most."""
+        settings = self.recipe.settings
+        row = self.recipe.longest_prompt + settings.max_completion_length
+        return min(row, settings.vllm_max_model_length or row) if settings.use_vllm else row
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of a micro-batch at most; a row that is longer than the budget goes alone."""
+        settings = self.recipe.settings
+        if settings.max_tokens_per_microbatch:
+            return max(settings.max_tokens_per_microbatch, self.longest_row)
+        return settings.per_device_train_batch_size * self.longest_row
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Of an optimizer step on one process, at most: if every row is as long as the longest."""
+        steps = self.sizes["gradient_accumulation_steps"]
+        if not self.recipe.settings.max_tokens_per_microbatch:
+            return steps
+        rows = steps * self.recipe.settings.per_device_train_batch_size
+        return math.ceil(rows / (self.microbatch_tokens // self.longest_row))
+
+    @property
+    def tokens_trained(self) -> int:
+        """Tokens of completions that a rollout trains on, at most."""
+        return self.num_rows * self.recipe.settings.max_completion_length
+
+    @property
+    def tokens_sampled(self) -> float:
+        """Tokens of completions that a rollout samples, at most; infinite if nothing limits it."""
+        settings = self.recipe.settings
+        if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
+            return self.tokens_trained
+        return (settings.dynamic_sampling_max_gen_batches or math.inf) * self.tokens_trained
+
+
+@dataclass(frozen=True)
+class VLLM:
+    """An engine of vLLM that samples for a recipe."""
+
+    recipe: Recipe
+    shape: ModelShape
+
+    @cached_property
+    def num_shards(self) -> int:
+        """GPUs that share an engine's weights, by tensor parallelism."""
+        cluster, settings, num_heads = self.recipe.cluster, self.recipe.settings, self.shape.num_heads
+        if self.recipe.asks_a_server:
+            return math.gcd(min(cluster.num_serve, GPUS_PER_MACHINE), num_heads)
+        shards = settings.vllm_tensor_parallel_size
+        if cluster.num_train % shards:
+            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {cluster.num_train} GPUs.")
+        if num_heads % shards:
+            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {num_heads} heads.")
+        return shards
+
+    @property
+    def _utilization(self) -> float:
+        return SERVER_UTILIZATION if self.recipe.asks_a_server else self.recipe.settings.vllm_gpu_memory_utilization
+
+    @property
+    def share(self) -> float:
+        """Bytes of a GPU that vLLM takes."""
+        return self._utilization * self.recipe.cluster.gpu.memory
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Bytes by part, on one of its GPUs."""
+        weights = 2 * self.shape.num_parameters / self.num_shards
+        return {"weights": weights, "work": VLLM_WORK, "cache": max(0.0, self.share - weights - VLLM_WORK)}
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values an engine holds."""
+        return vllm_cache_tokens(self.shape, self.recipe.cluster.gpu.memory, self._utilization, self.num_shards)

@@ -1,0 +1,81 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a block may change, and leaves as it was: random states, attributes, weights, an optimizer."""
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """Put the random states of Python, NumPy and torch, of all GPUs too, back at the end of a block."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
+def keeping_attributes(*owners: Any) -> Iterator[None]:
+    """Put the attributes of objects back at the end of a block. What an attribute holds is not copied."""
+    before = [dict(vars(owner)) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, attributes in zip(owners, before, strict=True):
+            vars(owner).clear()
+            vars(owner).update(attributes)
+
+
+class SavedWeights:
+    """Copies, in the machine's memory, of what training changes of a model: trained weights and buffers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        changing: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
+        changing += model.buffers()
+        self._copies = [(tensor, tensor.detach().cpu().clone()) for tensor in changing]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(copied.numel() * copied.element_size() for _, copied in self._copies)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for tensor, copied in self._copies:
+            tensor.copy_(copied)
+
+
+@contextmanager
+def keeping_modes(model: nn.Module) -> Iterator[None]:
+    """Put each part of a model back into training or evaluation mode at the end of a block, without gradients."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+        model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def keeping_state(*owners: Any) -> Iterator[None]:
+    """Put the states of optimizers and of gradient scalers back at the end of a block; an owner may be `None`."""
+    before = [(owner, copy.deepcopy(owner.state_dict())) for owner in owners if owner is not None]
+    try:
+        yield
+    finally:
+        for owner, state in before:
+            owner.load_state_dict(state)
