@@ -33,7 +33,7 @@ TRACES = {
     "Beta(2, .3)": lambda rng, n: rng.beta(2, 0.3, n),
     "Beta(4, 4)": lambda rng, n: rng.beta(4, 4, n),
 }
-SCREENS = {"whole": None, "8": 8, "3": 3, "chosen": "on"}
+SCREENS = {"whole": None, "8": 8, "3": 3, "on": "on"}
 MODES = {
     "without carry": {"carries": False, "memory": None},
     "carry": {"carries": True, "memory": None},
