@@ -266,30 +266,35 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     ) -> Tensor:
         started, loss = time.perf_counter(), torch.zeros((), device=self.args.device)
         if not self._window_microbatches:
-            # Sampling needs the mode that Trainer.training_step would set.
-            model.train()
-            train = getattr(self.optimizer, "train", None)
-            if callable(train):
-                train()
-            self._open_window(self._window_batches or [inputs])
-            self._window_batches = []
-        if self._budget is not None:
-            # As many as there are need not be as many as the loop counts: all of them run at its last step.
-            if not self.accelerator.sync_gradients:
-                self._step += 1
-                self._current_train_step_time += time.perf_counter() - started
-                return loss
+            self._begin_window(model, inputs)
+        # With a budget of tokens there need not be as many micro-batches as the loop counts micro-steps: all of them
+        # run at the last one.
+        waits_for_last = self._budget is not None and not self.accelerator.sync_gradients
+        if self._budget is not None and not waits_for_last:
             while len(self._window_microbatches) > 1:
                 with accumulating(self.accelerator, model, sharded_at_load(self)[1]):
                     # Not GRPOTrainer's, which counts each as a step of the loop.
                     loss = loss + Trainer.training_step(self, model, inputs, num_items_in_batch)
         self._current_train_step_time += time.perf_counter() - started
+        if waits_for_last:
+            self._step += 1
+            return loss
         loss = loss + super().training_step(model, inputs, num_items_in_batch)
         if self.loss_type != "dapo":
             self._metrics["train"]["frac_empty_steps"].append(float(self._window_num_tokens == 0))
         elif not self._window_microbatches:
             self._publish(self._step_metrics, "train")
         return loss
+
+    def _begin_window(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
+        """Sample what the next optimizer step needs."""
+        # In the mode that Trainer.training_step would set.
+        model.train()
+        train = getattr(self.optimizer, "train", None)
+        if callable(train):
+            train()
+        self._open_window(self._window_batches or [inputs])
+        self._window_batches = []
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
         """Reduces an optimizer step over ranks and logs it."""
