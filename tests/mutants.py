@@ -1,14 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What the tests hold of the core: 300 mutants of it, one at a time, each against the tests of its room.
+What the tests hold of the core: 300 mutants of it, one at a time, each against the tests of its folder.
 
     python tests/mutants.py [--part 2/10]    # needs pytest-cov
 
-prints the survivors and what share is killed, and fails below 95 %. Each room's tests run once under coverage; then a
-mutant meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, where a module is
-what it was, and tries survivors again; quote a figure of no notes. `equivalent_mutants.txt` lists those that no test
-could tell. Mutants are chosen by a hash of what they change: an edit draws few others.
+prints the survivors and what share is killed, and fails below 95 %. Each folder's tests run once under coverage; a
+mutant then meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, where a module
+is what it was, and tries survivors again; quote a figure of no notes. `equivalent_mutants.txt` lists those that no
+test could tell. Mutants are chosen by a hash of what they change: an edit draws few others.
 """
 
 import argparse
@@ -34,9 +34,9 @@ from coverage import CoverageData
 ROOT = Path(__file__).parents[1]
 PACKAGE, NOTES, EQUIVALENT = ROOT / "trl_dapo", ROOT / "mutants.jsonl", ROOT / "tests/equivalent_mutants.txt"
 NUM, LEAST, LOGIC = 300, 0.95, (*range(11), 0.0, 0.5, 1.0)  # of constants; larger ones are choices
-ROOMS = ("update", "sampling", "rewards", "evaluation", "run", "settings", "engines", "trainer")
+FOLDERS = ("update", "sampling", "rewards", "evaluation", "run", "settings", "engines", "trainer")
 # Trainers go through all that an engine has, and commands through what is said of settings.
-ROOMS_OF = {"engines": ("engines", "trainer", "run"), "settings": ("settings", "cli")}
+FOLDERS_OF = {"engines": ("engines", "trainer", "run"), "settings": ("settings", "cli")}
 IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "trl.scripts.grpo")
 PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
 SWAPPED = dict(zip(PAIRS, [PAIRS[i ^ 1] for i in range(len(PAIRS))], strict=True)) | {"FloorDiv": "Mult"}
@@ -95,11 +95,11 @@ def mutants_of(path):
     return found
 
 
-def runners(rooms):
-    """The tests of rooms that run each line of each module; those that run the fewest lines first."""
+def runners(folders):
+    """The tests of folders that run each line of each module; those that run the fewest lines first."""
     found = defaultdict(set)
-    for room in rooms:
-        (data := CoverageData(COVERAGE.format(room))).read()
+    for folder in folders:
+        (data := CoverageData(COVERAGE.format(folder))).read()
         for file in data.measured_files():
             for line, contexts in data.contexts_by_lineno(file).items():
                 found[file.rsplit("/trl_dapo/")[-1], line] |= {test.rpartition("|")[0] for test in contexts if test}
@@ -117,14 +117,14 @@ class Without:
         items[:] = [item for item in items if item.nodeid not in self.tests]
 
 
-def passes(copy, rooms, first=(), stem="", options=()):
-    """Whether rooms' tests pass in a copy of the checkout: the `first` of them, those that name a module, then all."""
-    files = [file for room in rooms for file in sorted((copy / "tests" / room).glob("test_*.py"))]
+def passes(copy, folders, first=(), stem="", options=()):
+    """Whether tests pass in a copy of the checkout: the `first` of them, those that name a module, then all."""
+    files = [file for folder in folders for file in sorted((copy / "tests" / folder).glob("test_*.py"))]
     files = [str(file) for file in sorted(files, key=lambda file: stem not in file.read_text())]
     if not (pid := os.fork()):
         os.setsid()
         os.chdir(copy)
-        os.environ |= {"PYTHONPATH": str(copy), "COVERAGE_FILE": COVERAGE.format(rooms[0])}
+        os.environ |= {"PYTHONPATH": str(copy), "COVERAGE_FILE": COVERAGE.format(folders[0])}
         sys.path[0] = str(copy)
         output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         _ = os.dup2(output, 1), os.dup2(output, 2), sys.modules.pop("conftest")
@@ -143,8 +143,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth mutant, from the Ith on")
     number, of = map(int, parser.parse_args().part.split("/"))
-    room_of = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sorted(PACKAGE.rglob("*.py"))}
-    core = [path for path in room_of if room_of[path] in ROOMS]
+    folder_of = {
+        path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    core = [path for path in folder_of if folder_of[path] in FOLDERS]
     found = {name: (path, *mutant) for path in core for name, mutant in mutants_of(path).items()}
     chosen = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())[:NUM]
     equivalent = {line.rpartition(" | ")[0] for line in EQUIVALENT.read_text().splitlines() if " | " in line}
@@ -156,21 +158,21 @@ def main():
     killed = {note["mutant"]: note["killed"] for note in notes if note["module"] == digest.get(note["mutant"])}
     todo = [name for name in chosen[number - 1 :: of] if name not in equivalent and not killed.get(name)]
     _ = [importlib.import_module(name) for name in IMPORTED]
-    with tempfile.TemporaryDirectory() as folder, NOTES.open("a", buffering=1) as file:
-        copy = shutil.copytree(ROOT, Path(folder, "checkout"), ignore=shutil.ignore_patterns(".git", "__pycache__"))
-        for room in (*ROOMS, "cli"):
-            if not Path(COVERAGE.format(room)).exists() and not passes(copy, [room], options=COVERED):
-                Path(COVERAGE.format(room)).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as temporary, NOTES.open("a", buffering=1) as file:
+        copy = shutil.copytree(ROOT, Path(temporary, "checkout"), ignore=shutil.ignore_patterns(".git", "__pycache__"))
+        for folder in (*FOLDERS, "cli"):
+            if not Path(COVERAGE.format(folder)).exists() and not passes(copy, [folder], options=COVERED):
+                Path(COVERAGE.format(folder)).unlink(missing_ok=True)
                 sys.exit(f"Its tests fail as they are:\n{(copy / 'output').read_text()[-3000:]}")
-        rooms_of = {room: ROOMS_OF.get(room, (room,)) for room in ROOMS}
-        tests = {room: runners(rooms) for room, rooms in rooms_of.items()}
+        folders_of = {folder: FOLDERS_OF.get(folder, (folder,)) for folder in FOLDERS}
+        tests = {folder: runners(folders) for folder, folders in folders_of.items()}
         for stamp, name in enumerate(todo, start=1):
             path, text, lines = found[name]
-            room, module, mutated = room_of[path], str(path.relative_to(PACKAGE)), copy / path.relative_to(ROOT)
+            folder, module, mutated = folder_of[path], str(path.relative_to(PACKAGE)), copy / path.relative_to(ROOT)
             original, _ = mutated.read_bytes(), mutated.write_bytes(text)
             os.utime(mutated, (stamp, stamp))  # by which, and by the size, Python tells what it has compiled
-            first = dict.fromkeys(test for line in lines for test in tests[room].get((module, line), ()))
-            killed[name] = not passes(copy, rooms_of[room], first, path.stem)
+            first = dict.fromkeys(test for line in lines for test in tests[folder].get((module, line), ()))
+            killed[name] = not passes(copy, folders_of[folder], first, path.stem)
             mutated.write_bytes(original)
             print(f"{stamp}/{len(todo)} {'killed' if killed[name] else 'survives'}: {name}", flush=True)
             note = {"mutant": name, "module": digest[name], "killed": killed[name]}

@@ -79,7 +79,7 @@ def test_the_settings_of_the_papers_are_what_the_page_says(tmp_path):
 
 
 def test_the_map_of_the_design_is_what_the_files_say():
-    script = runpy.run_path(str(ROOT / "docs" / "house.py"))
+    script = runpy.run_path(str(ROOT / "docs" / "package_map.py"))
     page = script["PAGE"].read_text()
     assert script["fill_in"](page) == page
     assert "  sampling/        Dynamic sampling:" in page

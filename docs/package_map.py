@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the map of the package in `design.md` from the first lines of its files and folders.
 
-python docs/house.py
+python docs/package_map.py
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("design.md")
 PACKAGE = PAGE.parents[1] / "trl_dapo"
-START, END = "<!-- house: python docs/house.py -->", "<!-- end of house -->"
+START, END = "<!-- package map: python docs/package_map.py -->", "<!-- end of package map -->"
 
 
 def first_line(file: Path) -> str:

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trl_dapo"
-# From the top. A file imports its own floor and those below.
-FLOORS = [
+# From the top. A file imports from its own layer and those below.
+LAYERS = [
     ["__init__", "cli"],
     ["trainer"],
     ["engines", "report"],
@@ -29,7 +29,7 @@ FLOORS = [
     ["settings", "tools"],
     ["ranks", "models", "number_format", "trl_check", "trl_names", "version"],
 ]
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 NAME_THE_TRAINER = ["__init__", "cli"]
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -44,7 +44,8 @@ def module_of(file):
 MODULES = {module_of(file): file for file in FILES}
 
 
-def room_of(module):
+def part_of(module):
+    """The folder of a module in the package, or the module if it is in none."""
     return module.split(".")[0] or "__init__"
 
 
@@ -70,7 +71,7 @@ def imports_of(file):
 IMPORTS = {module: list(imports_of(file)) for module, file in MODULES.items()}
 
 
-@pytest.mark.parametrize("name_of", [str, room_of], ids=["file", "room"])
+@pytest.mark.parametrize("name_of", [str, part_of], ids=["file", "folder"])
 def test_nothing_imports_itself_by_way_of_others(name_of):
     graph = {}
     for module, found in IMPORTS.items():
@@ -81,12 +82,12 @@ def test_nothing_imports_itself_by_way_of_others(name_of):
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_a_file_imports_its_own_floor_and_those_below():
+def test_a_file_imports_from_its_own_layer_and_those_below():
     up = [
         f"{module} imports {target}"
         for module, found in IMPORTS.items()
         for target, _ in found
-        if FLOOR_OF[room_of(target)] < FLOOR_OF[room_of(module)]
+        if LAYER_OF[part_of(target)] < LAYER_OF[part_of(module)]
     ]
     assert not up, "\n".join(up)
 
@@ -96,7 +97,7 @@ def test_nobody_below_the_trainer_names_it():
         module
         for module, found in IMPORTS.items()
         for target, name in found
-        if (target == "trainer" or name == "DAPOTrainer") and room_of(module) not in NAME_THE_TRAINER
+        if (target == "trainer" or name == "DAPOTrainer") and part_of(module) not in NAME_THE_TRAINER
     }
     assert not named, "\n".join(sorted(named))
 
@@ -134,21 +135,21 @@ def is_there(path):
     )
 
 
-def the_house():
-    """The part of docs/design.md that has the floors and the map."""
-    return (ROOT / "docs" / "design.md").read_text().partition("\n## The house\n")[2].partition("\n## ")[0]
+def the_layers():
+    """The part of docs/design.md that has the layers and the map."""
+    return (ROOT / "docs" / "design.md").read_text().partition("\n## The layers\n")[2].partition("\n## ")[0]
 
 
-def test_the_floors_of_the_design_are_those_above():
-    rows = re.findall(r"^\| (\d) \| (.*) \|$", the_house(), re.MULTILINE)
-    told = {int(floor): re.findall(r"`(\w+)", rooms) for floor, rooms in rows}
-    assert [sorted(told[floor]) for floor in sorted(told, reverse=True)] == [
-        sorted(room for room in rooms if room != "__init__") for rooms in FLOORS
+def test_the_layers_of_the_design_are_those_above():
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", the_layers(), re.MULTILINE)
+    told = {int(layer): re.findall(r"`(\w+)", parts) for layer, parts in rows}
+    assert [sorted(told[layer]) for layer in sorted(told, reverse=True)] == [
+        sorted(part for part in parts if part != "__init__") for parts in LAYERS
     ]
 
 
 def test_the_maps_name_what_there_is():
-    (tree,) = re.findall(r"^```\n(trl_dapo/\n.*?)^```", the_house(), flags=re.DOTALL | re.MULTILINE)
+    (tree,) = re.findall(r"^```\n(trl_dapo/\n.*?)^```", the_layers(), flags=re.DOTALL | re.MULTILINE)
     named = paths_in(tree) - {"trl_dapo/recipes/"}  # which is there in a wheel alone
     folders = {f"{file.parent.name}/" for file in PACKAGE.glob("*/__init__.py")}
     assert (folders | {file.name for file in PACKAGE.glob("*.py") if file.stem != "__init__"}) - named == set()
