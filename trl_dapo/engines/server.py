@@ -77,20 +77,28 @@ class BoundClient(ClientBase):
         return None
 
     def generate(self, prompts: list, *args: Any, **arguments: Any) -> dict[str, list]:
-        """As TRL's, which cuts what is too long behind tool calls: there for no more than the context has left."""
+        """
+        Generate as TRL's client does. After tool calls, ask for no more tokens than the context has left; TRL cuts
+        what is longer.
+        """
         if not self.in_tool_turns or arguments.get("features"):
             return super().generate(prompts, *args, **arguments)
-        context = self.session.get(f"{self.base_url}/v1/models").json()["data"][0].get("max_model_len") or math.inf
-        rooms, generate = [min(arguments["max_tokens"], context - len(ids)) for ids in prompts], super().generate
-        if len({*rooms}) == 1 and rooms[0]:
-            return generate(prompts, *args, **{**arguments, "max_tokens": rooms[0]})
+        served = self.session.get(f"{self.base_url}/v1/models").json()["data"][0]
+        context = served.get("max_model_len") or math.inf
+        limits = [min(arguments["max_tokens"], context - len(ids)) for ids in prompts]
+        generate = super().generate
+        if len({*limits}) == 1 and limits[0]:
+            return generate(prompts, *args, **{**arguments, "max_tokens": limits[0]})
 
-        def send(ids: list[int], room: int) -> dict[str, list]:
-            return generate([ids], *args, **{**arguments, "max_tokens": room}) if room else EMPTY
+        def send(ids: list[int], limit: int) -> dict[str, list]:
+            if limit == 0:
+                return EMPTY
+            return generate([ids], *args, **{**arguments, "max_tokens": limit})
 
         with ThreadPoolExecutor() as executor:
-            answers = list(executor.map(send, prompts, rooms))
-        return {"prompt_ids": prompts, **{name: [answer[name][0] for answer in answers] for name in EMPTY}}
+            answers = list(executor.map(send, prompts, limits))
+        columns = {name: [answer[name][0] for answer in answers] for name in EMPTY}
+        return {"prompt_ids": prompts, **columns}
 
     def submit_request(self, call: Callable[[Callable], Future], **arguments: Any) -> Future:
         """Call `generate` through `call`. A request whose answer cannot be trained on is sent once more."""
