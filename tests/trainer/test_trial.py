@@ -197,6 +197,23 @@ def test_the_largest_update_is_of_two_micro_batches_without_padding(tiny_model, 
     assert seen[: len(sizes)] == whole
 
 
+def test_the_largest_update_has_the_state_of_the_optimizer_beside_it_as_from_the_second_step_of_a_run_on(
+    tiny_model, tmp_path
+):
+    trainer = make(tiny_model, tmp_path, eval_strategy="no", save_strategy="no")
+    state, compute_loss = [], trainer._compute_loss
+
+    def watch(model, inputs):
+        state.append(trainer._optimizer_bytes())
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = watch
+    trainer.trial()
+    # Adam keeps two numbers for each weight, and how many steps it took.
+    num_weights = sum(weight.numel() for weight in trainer.model.parameters())
+    assert min(state) >= 8 * num_weights
+
+
 def test_the_longest_prompts_of_the_evaluation_are_evaluated_in_one_batch(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, save_strategy="no")
     trainer.eval_dataset = {"short": prompts(3), "long": prompts(3).map(lambda row: {"prompt": row["prompt"] + " !"})}

@@ -193,6 +193,7 @@ class TrialMixin(TypedGRPOTrainer):
         phases = [sampling]
         if sampling.measured is not None:
             self._largest_row = self._find_largest_row()
+            attempt(self._make_optimizer_state, False)  # if it does not fit, no update does
             update = self._try_largest_update(attempt)
             # From the second rollout on the optimizer's state is there too while completions are sampled.
             peak = sampling.measured.peak + self._optimizer_bytes()
@@ -389,6 +390,15 @@ class TrialMixin(TypedGRPOTrainer):
         assert self.optimizer is not None  # the loop has made it
         self.optimizer.step()
         model.zero_grad()
+
+    def _make_optimizer_state(self) -> None:
+        """Make the optimizer's state, beside which a run updates from its second step on."""
+        for weight in self.model.parameters():
+            if weight.requires_grad:
+                weight.grad = torch.zeros_like(weight)
+        # Not by accelerate's own step, which would ask a gradient scaler that has seen no loss.
+        assert self.optimizer is not None  # the loop has made it
+        getattr(self.optimizer, "optimizer", self.optimizer).step()
 
     def _optimizer_bytes(self) -> int:
         """Bytes of the optimizer's state on the device that trains."""
