@@ -470,7 +470,12 @@ class TrialMixin(TypedGRPOTrainer):
                 sizes[0] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
 
         phase = self._try_values(
-            attempt, "checkpoint", values, save, lambda: "written beside `output_dir` and deleted", "save_only_model"
+            attempt,
+            "checkpoint",
+            values,
+            save,
+            lambda: "written to the disk of `output_dir` and deleted",
+            "save_only_model",
         )
         return phase, sizes[0]
 
