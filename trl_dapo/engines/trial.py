@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import SaveStrategy, has_length
 
 from ..evaluation.scores import EvaluationScores
 from ..models import context_length
@@ -483,19 +483,24 @@ class TrialMixin(TypedGRPOTrainer):
 
     def _find_schedule(self) -> Schedule:
         args, state = self.args, self.state
-        num_of = partial(count_periods, num_steps=state.max_steps, num_epochs=args.num_train_epochs)
+        # Also an epoch counts that the run does not complete. A stream is taken to last until the end of the run.
+        num_epochs = state.num_train_epochs if has_length(self.train_dataset) else 1
+        num_of = partial(count_periods, num_steps=state.max_steps, num_epochs=num_epochs)
         num_batches, num_evaluations = 0, 0
         if self._evaluates:
             per_batch = args.per_device_eval_batch_size * self.accelerator.num_processes
-            rows = [len(each) * self.num_generations_eval for each in self._eval_datasets if has_length(each)]
+            rows = [_num_examples(each) * self.num_generations_eval for each in self._eval_datasets]
             num_batches = sum(-(-num // per_batch) for num in rows)
-            num_evaluations = num_of(args.eval_strategy, every=state.eval_steps) + self._evaluates_on_start
+            num_evaluations = num_of(args.eval_strategy, every=state.eval_steps, delay=args.eval_delay or 0)
+        num_checkpoints = num_of(args.save_strategy, every=state.save_steps)
+        if args.save_strategy == SaveStrategy.BEST:
+            num_checkpoints = num_evaluations
         return Schedule(
             num_steps=state.max_steps,
             steps_per_rollout=self._steps_per_rollout,
-            num_evaluations=num_evaluations,
+            num_evaluations=num_evaluations + self._evaluates_on_start,
             batches_per_evaluation=num_batches,
-            num_checkpoints=num_of(args.save_strategy, every=state.save_steps),
+            num_checkpoints=num_checkpoints,
             samples_ahead=self._samples_ahead,
         )
 
@@ -522,6 +527,8 @@ class TrialMixin(TypedGRPOTrainer):
             )
         if self._evaluates:
             notes.append("every evaluation batch takes as long as that of the longest prompts")
+        if self.args.save_strategy == SaveStrategy.BEST:
+            notes.append("each evaluation is the best so far, and saves a checkpoint")
         if self._samples_ahead:
             notes.append("a rollout is sampled while the one before it trains (`rollouts_ahead`)")
         if self.args.max_tokens_generated is not None:
@@ -556,6 +563,11 @@ def _num_characters(prompt: Any) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(str(message.get("content"))) for message in prompt)
+
+
+def _num_examples(dataset: Any) -> int:
+    """How many examples a dataset has; of a stream at most as many as are read."""
+    return len(dataset) if has_length(dataset) else sum(1 for _ in islice(dataset, MOST_READ))
 
 
 def _longest(dataset: Any, num: int) -> Dataset:
