@@ -38,7 +38,7 @@ from ..run.terminal import bars_on_terminals_only
 from ..run.trial_report import Measured, Phase, Schedule, TrialReport, count_periods, halvings
 from ..sampling.sampler import Sampler
 from ..update.compat import sharded_at_load
-from ..update.keeping import SavedWeights, keeping_attributes, keeping_modes, keeping_random_state, keeping_state
+from ..update.keeping import SavedWeights, keeping_attributes, keeping_modules, keeping_random_state, keeping_state
 from ..update.microbatches import largest_microbatch
 from ..update.patching import patched
 from ..update.rollout_tensors import index_rows, is_cut_by_row, join_rows, row_lengths, without_padding
@@ -115,8 +115,8 @@ class TrialMixin(TypedGRPOTrainer):
         with (
             bars_on_terminals_only(loading=False),
             keeping_random_state(),
-            keeping_modes(self.model),
-            keeping_attributes(self, self.model, accelerator, accelerator.gradient_state),
+            keeping_modules(self.model),
+            keeping_attributes(self, accelerator, accelerator.gradient_state),
             keeping_state(optimizer, getattr(accelerator, "scaler", None)),
         ):
             saved = SavedWeights(self.model)
