@@ -84,10 +84,19 @@ def test_the_page_has_at_most_80_columns_and_says_what_was_tried_and_what_is_ass
 
 
 @pytest.mark.parametrize(
-    ("strategy", "every", "times"), [("steps", 16, 1), ("steps", 5, 4), ("no", 5, 0), ("epoch", None, 2)]
+    ("strategy", "every", "delay", "times"),
+    [
+        ("steps", 16, 0, 1),
+        ("steps", 5, 0, 4),
+        ("steps", 5, 6, 3),  # at 10, 15 and 16
+        ("steps", 5, 17, 0),
+        ("no", 5, 0, 0),
+        ("epoch", None, 0, 2),
+        ("epoch", None, 2, 1),
+    ],
 )
-def test_a_run_evaluates_and_saves_every_so_many_steps_and_at_its_end(strategy, every, times):
-    assert count_periods(strategy, num_steps=16, every=every, num_epochs=2.0) == times
+def test_a_run_evaluates_and_saves_every_so_many_steps_and_at_its_end(strategy, every, delay, times):
+    assert count_periods(strategy, num_steps=16, every=every, num_epochs=2, delay=delay) == times
 
 
 def test_halves_go_down_to_the_least():

@@ -162,6 +162,50 @@ def test_every_phase_is_measured_and_the_run_is_expected_to_be_their_sum(tiny_mo
     assert "Fits: peak" in str(report)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_steps": 5, "eval_delay": 3},
+        # 6 steps are an epoch. A second one that is not complete ends with an evaluation too.
+        {"max_steps": 7, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"max_steps": -1, "num_train_epochs": 1.5, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"eval_dataset": "a stream"},
+    ],
+    ids=str,
+)
+def test_a_run_evaluates_and_saves_as_often_as_a_trial_expects(tiny_model, tmp_path, settings):
+    stream = settings.get("eval_dataset")
+    trainer = make(tiny_model, tmp_path, **{name: settings[name] for name in settings if name != "eval_dataset"})
+    if stream is not None:
+        trainer.eval_dataset = IterableDataset.from_generator(lambda: iter(prompts(6)))
+    called = Counter()
+
+    class Counting(TrainerCallback):
+        def on_evaluate(self, *args, **kwargs):
+            called["evaluations"] += 1
+
+        def on_prediction_step(self, *args, **kwargs):
+            called["batches"] += 1
+
+        def on_save(self, *args, **kwargs):
+            called["checkpoints"] += 1
+
+    trainer.add_callback(Counting())
+    schedule = trainer.trial().schedule
+    trainer.train()
+    assert called == {
+        "evaluations": schedule.num_evaluations,
+        "batches": schedule.num_evaluations * schedule.batches_per_evaluation,
+        "checkpoints": schedule.num_checkpoints,
+    }
+
+
+def test_if_only_the_best_model_is_saved_a_trial_expects_a_checkpoint_after_each_evaluation(tiny_model, tmp_path):
+    report = make(tiny_model, tmp_path, save_strategy="best", metric_for_best_model="reward", max_steps=4).trial()
+    assert (report.schedule.num_evaluations, report.schedule.num_checkpoints) == (2, 2)
+    assert "each evaluation is the best so far, and saves a checkpoint" in " ".join(str(report).split())
+
+
 def test_without_evaluations_and_checkpoints_neither_is_tried(tiny_model, tmp_path):
     report = make(tiny_model, tmp_path, eval_strategy="no", save_strategy="no").trial()
     assert [phase.name for phase in report.phases] == ["sampling", "update", "update of this rollout"]
@@ -195,6 +239,23 @@ def test_the_largest_update_is_of_two_micro_batches_without_padding(tiny_model, 
     trainer.trial()
     whole = [(rows, prompt, completion, rows * (prompt + completion)) for rows, prompt, completion in sizes]
     assert seen[: len(sizes)] == whole
+
+
+def test_the_largest_update_has_the_state_of_the_optimizer_beside_it_as_from_the_second_step_of_a_run_on(
+    tiny_model, tmp_path
+):
+    trainer = make(tiny_model, tmp_path, eval_strategy="no", save_strategy="no")
+    state, compute_loss = [], trainer._compute_loss
+
+    def watch(model, inputs):
+        state.append(trainer._optimizer_bytes())
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = watch
+    trainer.trial()
+    # Adam keeps two numbers for each weight, and how many steps it took.
+    num_weights = sum(weight.numel() for weight in trainer.model.parameters())
+    assert min(state) >= 8 * num_weights
 
 
 def test_the_longest_prompts_of_the_evaluation_are_evaluated_in_one_batch(tiny_model, tmp_path):

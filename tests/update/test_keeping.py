@@ -13,7 +13,7 @@ from torch import nn
 from trl_dapo.update.keeping import (
     SavedWeights,
     keeping_attributes,
-    keeping_modes,
+    keeping_modules,
     keeping_random_state,
     keeping_state,
 )
@@ -61,11 +61,25 @@ def test_trained_weights_and_buffers_come_back_bit_for_bit():
 def test_modes_come_back_part_by_part_without_gradients():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     model[1].eval()
-    with keeping_modes(model):
+    with keeping_modules(model):
         model.eval()
         model(torch.rand(1, 2)).sum().backward()
     assert [module.training for module in model.modules()] == [True, True, False]
     assert model[0].weight.grad is None
+
+
+def test_buffers_and_numbers_that_a_part_of_a_model_replaces_come_back():
+    # As rotary embeddings do whose frequencies depend on the longest text so far.
+    model = nn.Sequential(nn.Module())
+    model[0].register_buffer("frequencies", torch.ones(2), persistent=False)
+    model[0].longest = 16
+    with keeping_modules(model):
+        model[0].register_buffer("frequencies", torch.zeros(2), persistent=False)
+        model[0].register_buffer("more", torch.zeros(2))
+        model[0].longest = 32
+    assert torch.equal(model[0].frequencies, torch.ones(2))
+    assert model[0].longest == 16
+    assert [name for name, _ in model.named_buffers()] == ["0.frequencies"]
 
 
 def test_an_optimizers_state_comes_back():

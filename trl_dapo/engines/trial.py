@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import SaveStrategy, has_length
 
 from ..evaluation.scores import EvaluationScores
 from ..models import context_length
@@ -38,7 +38,7 @@ from ..run.terminal import bars_on_terminals_only
 from ..run.trial_report import Measured, Phase, Schedule, TrialReport, count_periods, halvings
 from ..sampling.sampler import Sampler
 from ..update.compat import sharded_at_load
-from ..update.keeping import SavedWeights, keeping_attributes, keeping_modes, keeping_random_state, keeping_state
+from ..update.keeping import SavedWeights, keeping_attributes, keeping_modules, keeping_random_state, keeping_state
 from ..update.microbatches import largest_microbatch
 from ..update.patching import patched
 from ..update.rollout_tensors import index_rows, is_cut_by_row, join_rows, row_lengths, without_padding
@@ -115,8 +115,8 @@ class TrialMixin(TypedGRPOTrainer):
         with (
             bars_on_terminals_only(loading=False),
             keeping_random_state(),
-            keeping_modes(self.model),
-            keeping_attributes(self, self.model, accelerator, accelerator.gradient_state),
+            keeping_modules(self.model),
+            keeping_attributes(self, accelerator, accelerator.gradient_state),
             keeping_state(optimizer, getattr(accelerator, "scaler", None)),
         ):
             saved = SavedWeights(self.model)
@@ -193,6 +193,7 @@ class TrialMixin(TypedGRPOTrainer):
         phases = [sampling]
         if sampling.measured is not None:
             self._largest_row = self._find_largest_row()
+            attempt(self._make_optimizer_state, False)  # if it does not fit, no update does
             update = self._try_largest_update(attempt)
             # From the second rollout on the optimizer's state is there too while completions are sampled.
             peak = sampling.measured.peak + self._optimizer_bytes()
@@ -390,6 +391,15 @@ class TrialMixin(TypedGRPOTrainer):
         self.optimizer.step()
         model.zero_grad()
 
+    def _make_optimizer_state(self) -> None:
+        """Make the optimizer's state, beside which a run updates from its second step on."""
+        for weight in self.model.parameters():
+            if weight.requires_grad:
+                weight.grad = torch.zeros_like(weight)
+        # Not by accelerate's own step, which would ask a gradient scaler that has seen no loss.
+        assert self.optimizer is not None  # the loop has made it
+        getattr(self.optimizer, "optimizer", self.optimizer).step()
+
     def _optimizer_bytes(self) -> int:
         """Bytes of the optimizer's state on the device that trains."""
         assert self.optimizer is not None
@@ -460,7 +470,12 @@ class TrialMixin(TypedGRPOTrainer):
                 sizes[0] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
 
         phase = self._try_values(
-            attempt, "checkpoint", values, save, lambda: "written beside `output_dir` and deleted", "save_only_model"
+            attempt,
+            "checkpoint",
+            values,
+            save,
+            lambda: "written to the disk of `output_dir` and deleted",
+            "save_only_model",
         )
         return phase, sizes[0]
 
@@ -468,19 +483,24 @@ class TrialMixin(TypedGRPOTrainer):
 
     def _find_schedule(self) -> Schedule:
         args, state = self.args, self.state
-        num_of = partial(count_periods, num_steps=state.max_steps, num_epochs=args.num_train_epochs)
+        # Also an epoch counts that the run does not complete. A stream is taken to last until the end of the run.
+        num_epochs = state.num_train_epochs if has_length(self.train_dataset) else 1
+        num_of = partial(count_periods, num_steps=state.max_steps, num_epochs=num_epochs)
         num_batches, num_evaluations = 0, 0
         if self._evaluates:
             per_batch = args.per_device_eval_batch_size * self.accelerator.num_processes
-            rows = [len(each) * self.num_generations_eval for each in self._eval_datasets if has_length(each)]
+            rows = [_num_examples(each) * self.num_generations_eval for each in self._eval_datasets]
             num_batches = sum(-(-num // per_batch) for num in rows)
-            num_evaluations = num_of(args.eval_strategy, every=state.eval_steps) + self._evaluates_on_start
+            num_evaluations = num_of(args.eval_strategy, every=state.eval_steps, delay=args.eval_delay or 0)
+        num_checkpoints = num_of(args.save_strategy, every=state.save_steps)
+        if args.save_strategy == SaveStrategy.BEST:
+            num_checkpoints = num_evaluations
         return Schedule(
             num_steps=state.max_steps,
             steps_per_rollout=self._steps_per_rollout,
-            num_evaluations=num_evaluations,
+            num_evaluations=num_evaluations + self._evaluates_on_start,
             batches_per_evaluation=num_batches,
-            num_checkpoints=num_of(args.save_strategy, every=state.save_steps),
+            num_checkpoints=num_checkpoints,
             samples_ahead=self._samples_ahead,
         )
 
@@ -507,6 +527,8 @@ class TrialMixin(TypedGRPOTrainer):
             )
         if self._evaluates:
             notes.append("every evaluation batch takes as long as that of the longest prompts")
+        if self.args.save_strategy == SaveStrategy.BEST:
+            notes.append("each evaluation is the best so far, and saves a checkpoint")
         if self._samples_ahead:
             notes.append("a rollout is sampled while the one before it trains (`rollouts_ahead`)")
         if self.args.max_tokens_generated is not None:
@@ -541,6 +563,11 @@ def _num_characters(prompt: Any) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(str(message.get("content"))) for message in prompt)
+
+
+def _num_examples(dataset: Any) -> int:
+    """How many examples a dataset has; of a stream at most as many as are read."""
+    return len(dataset) if has_length(dataset) else sum(1 for _ in islice(dataset, MOST_READ))
 
 
 def _longest(dataset: Any, num: int) -> Dataset:

@@ -18,7 +18,7 @@ def scratch_folder(output_dir: str | os.PathLike | None) -> Iterator[str]:
     Make a folder on the disk on which an output folder is or will be, the same for all processes, and delete it at the
     end of the block. Every process calls it.
     """
-    folder = on_main_process(_make_beside, Path(str(output_dir)).expanduser().absolute())
+    folder = on_main_process(_make_folder, Path(str(output_dir)).expanduser().absolute())
     try:
         yield folder
         wait_for_everyone()  # not after an error, which need not have come to all of them
@@ -26,6 +26,7 @@ def scratch_folder(output_dir: str | os.PathLike | None) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make_beside(output_dir: Path) -> str:
-    existing = next(parent for parent in output_dir.parents if parent.is_dir())
+def _make_folder(output_dir: Path) -> str:
+    # In the output folder itself if it is there: its parent may be on another disk, or not be the user's to write to.
+    existing = next(folder for folder in (output_dir, *output_dir.parents) if folder.is_dir())
     return tempfile.mkdtemp(dir=existing, prefix=".trl-dapo-trial-")

@@ -77,11 +77,17 @@ class Schedule:
     samples_ahead: bool = False  # a server samples the next rollouts while one trains
 
 
-def count_periods(strategy: str, num_steps: int, every: float | None, num_epochs: float) -> int:
-    """Return how often a run evaluates or saves by a strategy: every so many steps and at its end, or every epoch."""
+def count_periods(strategy: str, num_steps: int, every: float | None, num_epochs: int, delay: float = 0) -> int:
+    """
+    Return how often a run evaluates or saves by a strategy: every so many steps and at its end, or after every epoch.
+    What would be before `delay` steps or epochs is left out.
+    """
+    ends: Sequence[int] = ()
     if strategy == "steps" and every:
-        return -(-num_steps // int(every))
-    return int(num_epochs) if strategy == "epoch" else 0
+        ends = [*range(int(every), num_steps, int(every)), num_steps]
+    elif strategy == "epoch":
+        ends = range(1, num_epochs + 1)
+    return sum(end >= delay for end in ends)
 
 
 def halvings(value: int, least: int) -> Iterator[int]:

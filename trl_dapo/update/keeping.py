@@ -59,14 +59,22 @@ class SavedWeights:
 
 
 @contextmanager
-def keeping_modes(model: nn.Module) -> Iterator[None]:
-    """Put each part of a model back into training or evaluation mode at the end of a block, without gradients."""
-    modes = [(module, module.training) for module in model.modules()]
+def keeping_modules(model: nn.Module) -> Iterator[None]:
+    """
+    Put the attributes of each part of a model back at the end of a block, its training or evaluation mode among them,
+    and the buffers that the part replaced. Gradients are deleted.
+    """
+    modules = [*model.modules()]
+    buffers = [(dict(module._buffers), set(module._non_persistent_buffers_set)) for module in modules]
     try:
-        yield
+        with keeping_attributes(*modules):
+            yield
     finally:
-        for module, is_training in modes:
-            module.training = is_training
+        for module, (tensors, not_persistent) in zip(modules, buffers, strict=True):
+            module._buffers.clear()
+            module._buffers.update(tensors)
+            module._non_persistent_buffers_set.clear()
+            module._non_persistent_buffers_set.update(not_persistent)
         model.zero_grad(set_to_none=True)
 
 
