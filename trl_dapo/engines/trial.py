@@ -298,9 +298,10 @@ class TrialMixin(TypedGRPOTrainer):
         if sampler is None:
             return f"{self.args.groups_per_rollout} prompts x {self.num_generations} {completions}"
         rollout = sampler.rollout
+        rounds = "1 round" if rollout.num_rounds == 1 else f"{rollout.num_rounds} rounds"
         return (
             f"{rollout.num_groups} prompts x {self.num_generations} {completions}; {len(rollout.accepted)} groups "
-            f"accepted of {rollout.target} that train, in {rollout.num_rounds} rounds"
+            f"accepted of {rollout.target} that train, in {rounds}"
         )
 
     # Updates
@@ -361,6 +362,8 @@ class TrialMixin(TypedGRPOTrainer):
             self._take_optimizer_step(self._tried, num_batches, reduces=True)
 
         def what() -> str:
+            if self._steps_per_rollout == 1:
+                return "the optimizer step on it"
             return f"the first of {self._steps_per_rollout:g} optimizer steps on it"
 
         return self._try_values(attempt, "update of this rollout", [None], update, what)
@@ -522,7 +525,7 @@ class TrialMixin(TypedGRPOTrainer):
         if hasattr(self, "_largest_row"):
             prompt, completion = self._largest_row
             notes.append(
-                f"the longest row has a prompt of {prompt:,} tokens, as the longest prompt of the dataset, and a "
+                f"the longest row has a prompt of {prompt:,} tokens, the longest of the dataset, and a "
                 f"completion of {completion:,}"
             )
         if self._evaluates:

@@ -15,7 +15,7 @@ ADVICE = {
     "`vllm_gpu_memory_utilization`. Without vLLM, lower `max_completion_length` or `prompts_per_rollout`.",
     "update": "Set `gradient_checkpointing: true`, train an adapter (`use_peft: true`), set `optim: adamw_8bit`, or "
     "lower `max_completion_length`.",
-    "update of this rollout": "Lower `max_tokens_per_microbatch`, or set `gradient_checkpointing: true`.",
+    "update of this rollout": "Set or lower `max_tokens_per_microbatch`, or set `gradient_checkpointing: true`.",
     "evaluation": "Lower `max_completion_length`, or evaluate the checkpoints by `trl-dapo eval` after the run "
     "(`eval_strategy: 'no'`).",
     "checkpoint": "Save checkpoints without the optimizer (`save_only_model: true`), or none (`save_strategy: 'no'`).",
