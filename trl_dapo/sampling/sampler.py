@@ -174,10 +174,20 @@ class Sampler:
         requested_ahead = self.queue.in_flight if self.ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
         if due:
-            return due
+            return self._with_equal_shares(due, requested_ahead)
         if self.num_missing == 0 or self.has_given_up:
             return []
         return self._needed_of(requested_ahead) or self._new_requests()
+
+    def _with_equal_shares(
+        self, due: list[GenerationRequest], requested_ahead: list[GenerationRequest]
+    ) -> list[GenerationRequest]:
+        """Return the due requests, and others if processes cannot share these equally: all of them they can."""
+        others = [request for request in requested_ahead if request.expires_at > self.rollout.number]
+        requests = list(due)
+        while others and num_completions_of(requests) % self.selection.num_ranks:
+            requests.append(others.pop(0))
+        return requests
 
     def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
         """Return as many of the requests that may wait as this batch needs."""
