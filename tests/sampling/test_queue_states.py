@@ -897,6 +897,22 @@ RUNS = {
         replace(AHEAD, ahead=0, num_generations=4, batch_multiplier=3.0),
         [RolloutEvent(), ResumeEvent()],
     ),
+    "all_groups_are_partial_when_a_rollout_gives_up": (
+        replace(
+            SCREENED,
+            **{"mode": "replace", "min_replace_ratio": 1.0, "max_gen_batches": 0.0, "max_empty_batches": 1.0},
+            **{"has_memory": True, "num_prompts": 7, "pass_rates": (1.0, 0.2, 0.5), "has_band": True},
+            compares=True,
+        ),
+        [
+            RolloutEvent(1, "scored", num_left=2),
+            RolloutEvent(),
+            ResumeEvent(into_used=True, data="other", num_answered=1),
+            RolloutEvent(num_left=0),
+            RolloutEvent(),
+            RolloutEvent(),
+        ],
+    ),
     "one_of_four_answers_is_lost": (
         Config(
             **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "ahead": 2},

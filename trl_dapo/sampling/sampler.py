@@ -238,7 +238,9 @@ class Sampler:
         """End the rollout; return its batch, and what became of the other groups."""
         rollout, queue = self.rollout, self.queue
         accepted = queue.accepted
-        train, fill = fill_batch(self.mode, accepted, rollout.dropped, self.target, self.min_replace_ratio)
+        # If all groups of a rollout that ended early are partial, these fill the batch.
+        fillers = rollout.dropped or queue.partial
+        train, fill = fill_batch(self.mode, accepted, fillers, self.target, self.min_replace_ratio)
         oldest = max((group.staleness(rollout.number) for group in train), default=0)
         if oldest > MAX_STALENESS:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_STALENESS}.")
