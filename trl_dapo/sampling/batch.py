@@ -29,10 +29,10 @@ def num_missing(mode: str, num_accepted: int, target: int, min_replace_ratio: fl
 
 
 def fill_batch(
-    mode: str, accepted: Sequence[PromptGroup], dropped: Sequence[PromptGroup], target: int, min_replace_ratio: float
+    mode: str, accepted: Sequence[PromptGroup], fillers: Sequence[PromptGroup], target: int, min_replace_ratio: float
 ) -> tuple[list[PromptGroup], list[PromptGroup]]:
     """Return the groups of a batch that train, and those that fill it up to `target` groups."""
     train = list(accepted[:target])
     if mode == "replace" and train and num_missing(mode, len(accepted), target, min_replace_ratio) == 0:
         train = list(islice(cycle(train), target))
-    return train, list(islice(cycle(dropped or train), target - len(train)))
+    return train, list(islice(cycle(fillers or train), target - len(train)))
