@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of plans share: recipes, and a model of a few weights."""
+"""Shared by the tests of plans: recipes, and a model of a few weights."""
 
 from pathlib import Path
 

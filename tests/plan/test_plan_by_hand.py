@@ -89,11 +89,12 @@ def test_a_micro_batch_at_its_fullest_by_hand():
     # Before TRL 1.16: all logits, four times.
     logits = activation_bytes(wide, checkpointing=True, fused_head=False, **options)["work"]
     assert logits == 2 * 100_000 * (4 * 50 + 4) + 4 * 50 * 4 + 4 * 400_000
-    # Of many layers autocast's copies count, which stay to the end of the forward pass.
+    # With many layers autocast's copies count, which stay to the end of the forward pass.
     deep = dataclasses.replace(SMALL, num_layers=10_000)
     tile = 2 * (50 * 32_768 + 7 * 4)
     assert activation_bytes(deep, checkpointing=True, **options)["work"] == tile + 2 * 132 * 10_000
-    # Of a wide MLP its backward pass does, the layer computed again, and the gradient that waits for the embedding's.
+    # With a wide MLP its backward pass counts: the layer is computed again, and the gradient that waits for the
+    # embedding's.
     broad = dataclasses.replace(SMALL, intermediate_size=10**6, is_tied=True)
     layer = 50 * layer_bytes(broad, 4, 2, "flash_attention_2") + backward_bytes(broad, 50, held=4, computed=2)
     assert activation_bytes(broad, checkpointing=True, **options)["work"] == layer + 4 * 28

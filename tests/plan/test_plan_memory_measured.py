@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes, beside what is allocated."""
+"""Predicted bytes, compared with what is allocated."""
 
 import contextlib
 import gc
@@ -117,7 +117,7 @@ def tensor_bytes(tensors) -> int:
 
 
 class Gradients(TrainerCallback):
-    """How large they are before a step takes them."""
+    """Return their bytes before a step takes them."""
 
     def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
         self.num_bytes = tensor_bytes(weight.grad for weight in model.parameters() if weight.grad is not None)

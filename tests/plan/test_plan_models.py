@@ -80,7 +80,7 @@ LLAMA |= {"vocab_size": 7, "intermediate_size": 5}
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "holds no mapping"),
+        ("[1]", "does not contain a JSON object"),
         ("{", "is not JSON"),
         ('{"model_type": "llama", "hidden_size": 8}', "has no 'num_attention_heads'"),
         ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "compresses its keys and values"),

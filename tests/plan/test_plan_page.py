@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 def page_of(write, capsys):
-    """What is printed of a recipe, as one line."""
+    """Return a function that plans a recipe and returns its page as one line."""
 
     def show(hardware, fields, *options, status=0):
         assert main(["plan", "--config", write(hardware, fields), *options]) == status
@@ -29,20 +29,34 @@ def page_of(write, capsys):
 
 def test_what_does_not_fit_says_why_and_how_to_find_what_fits(page_of):
     page = page_of("one GPU of 40 GB", ONE_GPU, status=1)
-    assert (
-        "Does not fit: sampling takes 40.7 GiB of 40.0 GiB, of which 5% stay free. What fits is found by `tr" in page
-    )
+    assert "Does not fit: sampling takes 40.7 GiB, more than the usable 38.0 GiB. Smaller " in page
+    assert "Instead lower `vllm_gpu_memory_utilization`, take larger GPUs or shard" in page
     page_of("one GPU of 40 GB", ONE_GPU, "--vllm_gpu_memory_utilization", "0.4")
     # vLLM's share does not hold one completion.
     page = page_of("one GPU of 40 GB", ONE_GPU, "--vllm_gpu_memory_utilization", "0.15", status=1)
     assert "less than the 10,240 of one prompt and completion" in page
 
 
+def test_what_smaller_batches_would_mend_is_left_to_a_trial(page_of):
+    page = page_of(
+        "one GPU of 40 GB", ONE_GPU, "--use_vllm", "false", "--max_tokens_per_microbatch", "200000", status=1
+    )
+    assert "more than the usable 38.0 GiB. `trl-dapo train --trial` on the machine finds batch sizes that fit." in page
+
+
+def test_a_vllm_that_shares_the_gpu_is_among_the_parts_of_an_update(page_of):
+    asleep = ("--vllm_enable_sleep_mode", "true")
+    assert "vLLM, asleep 1.0 GiB" in page_of("one GPU of 80 GB", ONE_GPU, *asleep)
+    # A quarter of 81,559 MiB.
+    awake = ("--vllm_enable_sleep_mode", "false", "--vllm_gpu_memory_utilization", "0.25")
+    assert "vLLM, which does not sleep 19.9 GiB" in page_of("one GPU of 80 GB", ONE_GPU, *awake)
+
+
 def test_tokens_are_counted_at_most(page_of):
     page = page_of("one GPU of 80 GB", ONE_GPU)
     # 1,024 completions of 8,192 tokens train; ten batches of them may be sampled, or as many as it takes.
-    assert "of the longest row, prompt and completion 10,240 of a micro-batch 16,384 of completions that a" in page
-    assert "that a rollout trains on 8.4M of completions that a rollout samples 83.9M rollouts of the run 300" in page
+    assert "longest row, prompt and completion 10,240 a micro-batch 16,384 completions that a" in page
+    assert "that a rollout trains on 8.4M completions that a rollout samples 83.9M Rollouts of the run 300" in page
     assert "samples no limit" in page_of("one GPU of 80 GB", ONE_GPU, "--dynamic_sampling_max_gen_batches", "0")
     assert "samples 8.4M" in page_of("one GPU of 80 GB", ONE_GPU, "--use_dynamic_sampling", "false")
 
@@ -54,9 +68,9 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--gpus 8xH1000", "names no GPU that is known: H100-80GB, H200-141GB"),
-        ("--gpus 8+8xH100-80GB", "the recipe does not sample on a vLLM server"),
-        ("--vllm_mode server --use_vllm", "samples on a vLLM server, and 1xCPU has none"),
+        ("--gpus 8xH1000", "names an unknown GPU. Known: H100-80GB, H200-141GB"),
+        ("--gpus 8+8xH100-80GB", "the recipe does not use a vLLM server"),
+        ("--vllm_mode server --use_vllm", "uses a vLLM server, and 1xCPU has no GPU for it"),
         ("--lengths 5", "The command line has fields that no config has: `lengths`"),
         ("--learning_rat 1", "The command line has fields that no config has: `learning_rat` (nearest: `learning_rat"),
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
@@ -72,7 +86,10 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--scale_rewards std", "`scale_rewards` must be one of 'group', 'batch', 'none', True, False, got 'std'"),
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),
-        ("--use_peft --lora_modules_to_save norm", "`lora_modules_to_save` names norm; a plan knows embed_tok"),
+        (
+            "--use_peft --lora_modules_to_save norm",
+            "`lora_modules_to_save` names norm, for which a plan cannot be made. Known",
+        ),
         ("more", "`more` follows no `--field`"),
     ],
 )
@@ -87,7 +104,7 @@ def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(json.dumps(TINY_RUN))
     assert main(["plan", "--config", str(path)]) == 2
-    assert "Say them: `--gpus 8xH100-80GB`" in capsys.readouterr().err
+    assert "Name them on the command line: `--gpus 8xH100-80GB`" in capsys.readouterr().err
     assert main(["plan", "--config", str(path), "--gpus", "2xL4-24GB"]) == 0
     assert "2xL4-24GB, DDP" in capsys.readouterr().out
 
@@ -105,7 +122,7 @@ def test_a_plan_says_nothing_of_time(page_of):
 
 
 def test_a_plan_imports_neither_torch_nor_transformers(write):
-    """Which is why it takes no time."""
+    """The reason why it takes no time."""
     path = write("one GPU of 80 GB", ONE_GPU)
     code = f"import sys, trl_dapo.cli as cli\nprint(cli.main(['plan', '--config', {path!r}]))"
     code += "\nprint({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules))"
@@ -118,7 +135,7 @@ def test_gpus_are_read_from_words_and_from_a_header():
     assert (cluster.gpu, cluster.num_train, cluster.num_serve) == (GPUS["H100-80GB"], 64, 8)
     named = {"8xh200": "8xH200-141GB", "L4-24GB": "1xL4-24GB", "8xL4": "8xL4-24GB", "CPU": "1xCPU"}
     assert {text: str(parse_gpus(text)) for text in named} == named  # an L40S is another
-    for text, message in (("8xH1000", "no GPU that is known: H100-80GB"), ("8 GPUs", "be read"), ("0xL4", "be read")):
+    for text, message in (("8xH1000", "unknown GPU. Known: H100-80GB"), ("8 GPUs", "be read"), ("0xL4", "be read")):
         with pytest.raises(ValueError, match=message):
             parse_gpus(text)
     headers = {
@@ -135,11 +152,11 @@ def test_gpus_are_read_from_words_and_from_a_header():
 
 def test_a_gpu_that_is_not_on_the_list_is_read_from_its_memory():
     cluster = parse_gpus("4+2x48GB:A6000")
-    assert (cluster.num_train, cluster.num_serve, cluster.gpu.memory) == (4, 2, 48e9)
+    assert (cluster.num_train, cluster.num_serve, cluster.gpu.memory) == (4, 2, 48 * 2**30)
     assert parse_gpus(str(cluster)) == cluster
     assert parse_gpus("24gb:7900XTX").num_train == 1
     for text in ("0GB:A6000", "48GB:A 6", "48GB:A6000:0.77TB/s:155TFLOPs"):
-        with pytest.raises(ValueError, match=r"cannot read the GPU .* Of another GPU write .*2x48GB:A6000"):
+        with pytest.raises(ValueError, match=r"cannot read the GPU .* For another GPU write .*2x48GB:A6000"):
             parse_gpus(text)
-    with pytest.raises(ValueError, match=r"no GPU that is known: .*2x48GB:A6000"):
+    with pytest.raises(ValueError, match=r"unknown GPU.*2x48GB:A6000"):
         parse_gpus("2xA6000")

@@ -26,7 +26,7 @@ def test_sharding_is_read_from_accelerates_file():
 def test_what_a_plan_does_not_know_of_accelerate_is_refused(tmp_path):
     path = tmp_path / "config.yaml"
     for text, message in (
-        ("distributed_type: FSDP", "a plan knows FSDP2"),
+        ("distributed_type: FSDP", "a plan knows only FSDP2"),
         ("distributed_type: XLA", "does not know `distributed_type: XLA`"),
         ("{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: x}}", "`zero_stage` 1 to 3"),
     ):

@@ -31,7 +31,7 @@ def test_a_plan_for_one_gpu_by_hand(on_one_gpu):
     assert planned.batches.num_microbatches == 256
     short = on_one_gpu({"max_completion_length": 512}).batches
     assert (short.longest_row, short.num_microbatches) == (2_560, math.ceil(256 / 6))
-    # Where vLLM does not sleep, its share stays.
+    # If vLLM does not sleep, it keeps its share.
     awake = on_one_gpu({"vllm_enable_sleep_mode": False})
     assert awake.peak_updating == sum(planned.training.memory.values()) + 0.5 * 81_559 * 2**20
 
@@ -55,7 +55,7 @@ def test_a_plan_for_fsdp2_by_hand(write):
 
 def test_tensor_parallelism_divides_gpus_and_heads(write):
     path = write("8 GPUs of 80 GB", ONE_GPU)
-    for shards, message in ((3, "does not divide 8 GPUs"), (32, "does not divide 8 GPUs")):
+    for shards, message in ((3, "does not divide the 8 GPUs"), (32, "does not divide the 8 GPUs")):
         with pytest.raises(ValueError, match=message):
             plan(path, overrides=["--vllm_tensor_parallel_size", str(shards)])
     # A server's engines are as wide as a machine, as far as the 40 heads divide.
@@ -84,7 +84,7 @@ def test_an_adapter_is_all_that_trains(on_one_gpu):
 
 
 def test_copies_of_modules_train_as_they_are_loaded(write):
-    # FSDP2 trains copies in float32, DeepSpeed and TRL beside quantized weights in bfloat16.
+    # FSDP2 trains copies in float32, DeepSpeed in bfloat16, and so does TRL if weights are quantized.
     path = write("8 GPUs of 80 GB", {**ONE_GPU, **ADAPTER, "lora_modules_to_save": ["lm_head"]})
     weights = [plan(path, accelerate_config=kind).training.weights for kind in ("fsdp2", "zero3")]
     assert [(each.trained, each.saved) for each in weights] == [(4, 4), (2, 2)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a run without its machine, memory, batches and tokens: `trl-dapo plan`."""
+"""Estimates of a run without its machine: memory, batches and tokens (`trl-dapo plan`)."""
 
 from .planning import Plan, plan
 

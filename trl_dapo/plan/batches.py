@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a recipe: rows, optimizer steps, micro-batches and tokens; and what vLLM, which samples them, holds."""
+"""The batches of a recipe (rows, optimizer steps, micro-batches and tokens), and the memory of vLLM."""
 
 import math
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from .memory import VLLM_WORK, vllm_cache_tokens
 from .recipe import GPUS_PER_MACHINE, Recipe, declared_fields
 
 
-SERVER_UTILIZATION = 0.9  # `vllm serve`'s own, on GPUs of 70 GiB and more
+SERVER_UTILIZATION = 0.9  # the default of `vllm serve` on GPUs of 70 GiB and more
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batch sizes of a recipe, and the tokens that they take at most."""
+    """Batch sizes of a recipe, and the largest number of tokens in them."""
 
     recipe: Recipe
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """TRL's batch sizes, as [`DAPOConfig`] works them out on this number of processes."""
+        """TRL's batch sizes, as [`DAPOConfig`] computes them for this number of processes."""
         settings, processes = self.recipe.settings, self.recipe.cluster.num_train
         rows = settings.per_device_train_batch_size
         if settings.prompts_per_rollout is not None or settings.prompts_per_step is not None:
@@ -37,36 +37,36 @@ class Batches:
 
     @property
     def arithmetic(self) -> str:
-        """The line that a run begins with."""
+        """The batch sizes in words, as a run prints them at its start."""
         return describe_batches(self.recipe.settings, self.sizes, self.recipe.cluster.num_train)
 
     @property
     def num_rows(self) -> int:
-        """Rows of a rollout, all processes together."""
+        """Rows of a rollout over all processes."""
         return self.sizes["generation_batch_size"]
 
     @property
     def num_steps(self) -> float:
-        """Optimizer steps of a rollout."""
+        """Optimizer steps per rollout."""
         steps = self.sizes["steps_per_generation"] * self.recipe.settings.num_iterations
         return steps / self.sizes["gradient_accumulation_steps"]
 
     @property
     def num_rollouts(self) -> float | None:
-        """Rollouts of the run, where `max_steps` says its end."""
+        """Rollouts of the run, or `None` if `max_steps` does not set its end."""
         max_steps = self.recipe.settings.max_steps
         return max_steps / self.num_steps if max_steps and max_steps > 0 else None
 
     @property
     def longest_row(self) -> int:
-        """Tokens of a prompt and a completion at most."""
+        """Largest number of tokens of a prompt and its completion."""
         settings = self.recipe.settings
         row = self.recipe.longest_prompt + settings.max_completion_length
         return min(row, settings.vllm_max_model_length or row) if settings.use_vllm else row
 
     @property
     def microbatch_tokens(self) -> int:
-        """Tokens of a micro-batch at most; a row that is longer than the budget goes alone."""
+        """Largest number of tokens of a micro-batch. A row that exceeds the budget is a micro-batch of its own."""
         settings = self.recipe.settings
         if settings.max_tokens_per_microbatch:
             return max(settings.max_tokens_per_microbatch, self.longest_row)
@@ -74,7 +74,7 @@ class Batches:
 
     @cached_property
     def num_microbatches(self) -> int:
-        """Of an optimizer step on one process, at most: if every row is as long as the longest."""
+        """Largest number of micro-batches per optimizer step and process, reached if every row has the full length."""
         steps = self.sizes["gradient_accumulation_steps"]
         if not self.recipe.settings.max_tokens_per_microbatch:
             return steps
@@ -83,12 +83,12 @@ class Batches:
 
     @property
     def tokens_trained(self) -> int:
-        """Tokens of completions that a rollout trains on, at most."""
+        """Largest number of completion tokens that a rollout trains on."""
         return self.num_rows * self.recipe.settings.max_completion_length
 
     @property
     def tokens_sampled(self) -> float:
-        """Tokens of completions that a rollout samples, at most; infinite if nothing limits it."""
+        """Largest number of completion tokens that a rollout samples; infinite if nothing limits it."""
         settings = self.recipe.settings
         if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
             return self.tokens_trained
@@ -104,24 +104,30 @@ class VLLM:
 
     @cached_property
     def num_shards(self) -> int:
-        """GPUs that share an engine's weights, by tensor parallelism."""
+        """Number of GPUs over which an engine's weights are split (tensor parallelism)."""
         cluster, settings, num_heads = self.recipe.cluster, self.recipe.settings, self.shape.num_heads
-        if self.recipe.asks_a_server:
+        if self.recipe.uses_a_server:
             return math.gcd(min(cluster.num_serve, GPUS_PER_MACHINE), num_heads)
         shards = settings.vllm_tensor_parallel_size
         if cluster.num_train % shards:
-            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {cluster.num_train} GPUs.")
+            raise ValueError(
+                f"`vllm_tensor_parallel_size={shards}` does not divide the {cluster.num_train} GPUs that train. "
+                f"Choose a divisor of {cluster.num_train}."
+            )
         if num_heads % shards:
-            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {num_heads} heads.")
+            raise ValueError(
+                f"`vllm_tensor_parallel_size={shards}` does not divide the model's {num_heads} attention heads. "
+                f"Choose a divisor of {num_heads}."
+            )
         return shards
 
     @property
     def _utilization(self) -> float:
-        return SERVER_UTILIZATION if self.recipe.asks_a_server else self.recipe.settings.vllm_gpu_memory_utilization
+        return SERVER_UTILIZATION if self.recipe.uses_a_server else self.recipe.settings.vllm_gpu_memory_utilization
 
     @property
     def share(self) -> float:
-        """Bytes of a GPU that vLLM takes."""
+        """Bytes that vLLM takes on each of its GPUs."""
         return self._utilization * self.recipe.cluster.gpu.memory
 
     @property
@@ -132,5 +138,5 @@ class VLLM:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens whose keys and values an engine holds."""
+        """Number of tokens whose keys and values fit into the cache of an engine."""
         return vllm_cache_tokens(self.shape, self.recipe.cluster.gpu.memory, self._utilization, self.num_shards)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: what memory and disk a recipe needs, whether it fits, and where its model's sizes are from."""
+"""A plan: the memory and disk that a recipe needs, whether it fits, and the source of its model's sizes."""
 
 import json
 import logging
@@ -19,16 +19,19 @@ from .recipe import Recipe, read
 from .training import Training
 
 
-FRAGMENTS = 0.05  # of a GPU's memory stays free: what the allocator cannot use
+FRAGMENTS = 0.05  # share of a GPU's memory that fragmentation makes unusable
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run without its machine. Bytes are of one GPU that trains, unless they say else."""
+    """
+    The memory, batches and tokens of a run, as far as they can be known without its machine. Bytes are those of one
+    GPU that trains, unless stated otherwise.
+    """
 
     recipe: Recipe
     shape: ModelShape  # of its model
-    source: str  # where the shape is from
+    source: str  # of the shape, in words
 
     @cached_property
     def batches(self) -> Batches:
@@ -46,20 +49,26 @@ class Plan:
     # Memory
 
     @property
+    def vllm_while_updating(self) -> float:
+        """Bytes that vLLM keeps on a GPU that trains while the policy is updated."""
+        if self.vllm is None or self.recipe.uses_a_server:
+            return 0.0
+        return VLLM_ASLEEP if self.recipe.settings.vllm_enable_sleep_mode else self.vllm.share
+
+    @property
     def peak_updating(self) -> float:
-        """Bytes at most in an update, with what vLLM keeps meanwhile."""
-        kept = 0.0
-        if self.vllm is not None and not self.recipe.asks_a_server:
-            kept = VLLM_ASLEEP if self.recipe.settings.vllm_enable_sleep_mode else self.vllm.share
-        return sum(self.training.memory.values()) + kept
+        """Peak bytes of an update, with what vLLM keeps meanwhile."""
+        return sum(self.training.memory.values()) + self.vllm_while_updating
 
     @property
     def peak_sampling(self) -> float:
-        """Bytes at most while completions are sampled, with vLLM where it shares the GPU, or `generate`'s cache."""
+        """
+        Peak bytes while completions are sampled, including vLLM if it shares the GPU, or the cache of `generate`.
+        """
         kept = sum(self.training.memory[part] for part in ("weights", "optimizer", "reference", "context"))
         if self.vllm is not None:
-            shared = 0.0 if self.recipe.asks_a_server else self.vllm.share
-            # The largest weight is gathered for vLLM.
+            shared = 0.0 if self.recipe.uses_a_server else self.vllm.share
+            # Weights are sent to vLLM one by one, so at most the largest is gathered.
             gathered = 0
             if self.recipe.sharding.shards_weights:
                 gathered = self.training.weights.trained * self.shape.num_embedding
@@ -76,18 +85,31 @@ class Plan:
 
     @cached_property
     def problems(self) -> list[str]:
-        """Why it does not fit; empty where it does."""
-        found, memory, longest = [], self.recipe.cluster.gpu.memory, self.batches.longest_row
+        """Reasons why the run does not fit; empty if it does."""
+        found, longest = [], self.batches.longest_row
         if self.vllm is not None and (tokens := self.vllm.cache_tokens) < longest:
             found.append(
                 f"vLLM's share of {format_bytes(self.vllm.share)} leaves a cache of {tokens:,} tokens, less than the "
                 f"{longest:,} of one prompt and completion"
             )
         for moment, peak in (("updating", self.peak_updating), ("sampling", self.peak_sampling)):
-            if peak > (1 - FRAGMENTS) * memory:
-                takes = f"{format_bytes(peak)} of {format_bytes(memory)}"
-                found.append(f"{moment} takes {takes}, of which {FRAGMENTS:.0%} stay free")
+            if peak > self.usable:
+                found.append(f"{moment} takes {format_bytes(peak)}, more than the usable {format_bytes(self.usable)}")
         return found
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a GPU that can be used in spite of fragmentation."""
+        return (1 - FRAGMENTS) * self.recipe.cluster.gpu.memory
+
+    @property
+    def fits_with_smaller_batches(self) -> bool:
+        """Whether there is memory left for batches of some size next to what a run holds whatever its batches are."""
+        parts = ("weights", "gradients", "optimizer", "reference", "context")
+        fixed = sum(self.training.memory[part] for part in parts)
+        shared = self.vllm.share if self.vllm is not None and not self.recipe.uses_a_server else 0.0
+        while_sampling = fixed - self.training.memory["gradients"] + shared
+        return max(fixed + self.vllm_while_updating, while_sampling) < self.usable
 
     @property
     def fits(self) -> bool:
@@ -98,11 +120,24 @@ def plan(
     config: str, gpus: str | None = None, accelerate_config: str | None = None, overrides: Sequence[str] = ()
 ) -> Plan:
     """
-    Plans a run of a recipe, or of one by its name: what is known of memory, batches and tokens without the machine.
+    Plan a run without its machine: its memory, batches and tokens.
 
-    `gpus` are such as `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. These and the name or file
-    of accelerate's configuration default to those in the recipe's header. `overrides` are `--field value ...`, as
-    `trl-dapo train` takes them. Raises `ValueError` or `OSError` where something is missing or wrong, in one line.
+    Args:
+        config (`str`):
+            Recipe: a file, or the name of one that comes with the package.
+        gpus (`str`, *optional*):
+            GPUs such as `8xH100-80GB`, or `64+8xH100-80GB` if 64 train and 8 serve vLLM. By default those that the
+            recipe's header names.
+        accelerate_config (`str`, *optional*):
+            File or name of accelerate's configuration. By default the one that the recipe's header names.
+        overrides (`Sequence[str]`, *optional*):
+            Changes to the recipe, `--field value ...` as `trl-dapo train` takes them.
+
+    Returns:
+        [`Plan`]: The plan.
+
+    Raises:
+        `ValueError` or `OSError`: If something is missing or invalid. The message is one line.
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings = recipe.settings
@@ -115,14 +150,14 @@ def plan(
     recipe.settle(has_images=shape.num_other > 0)
     planned = Plan(recipe, shape, source)
     planned.training.check_sync()
-    _ = planned.problems, planned.training.checkpoint  # what cannot be worked out is said here
+    _ = planned.problems, planned.training.checkpoint  # raises here what would be raised while the page is written
     return planned
 
 
-# ---- Where a model's config is from: a folder, the hub, or a table ----
+# ---- A model's config: from a folder, from the hub, or from a table ----
 
 
-HUB_SECONDS = 2.0  # that the hub may take to answer
+HUB_SECONDS = 2.0  # within which the hub has to respond
 
 _QWEN = {"model_type": "qwen2", "attention_bias": True, "vocab_size": 151_936, "tie_word_embeddings": True}
 _QWEN3 = {**_QWEN, "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "num_key_value_heads": 8}
@@ -135,8 +170,8 @@ def _sizes(family: dict[str, Any], *sizes: int, **others: Any) -> dict[str, Any]
 
 
 _LARGE = {**_QWEN, "vocab_size": 152_064, "tie_word_embeddings": False}
-# From the `config.json` of each on the hub, which does not change: so that a plan needs no network. Of models with
-# images the text model's sizes, and how many weights the rest has.
+# Copied from the `config.json` of each model on the hub, which does not change, so that a plan needs no network.
+# Models with images have the sizes of their text model and the number of all other weights.
 PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M": _sizes(_SMOLLM2, 576, 1_536, 30, 9, num_key_value_heads=3),
     "Qwen/Qwen2.5-0.5B": _sizes(_QWEN, 896, 4_864, 24, 14, num_key_value_heads=2),
@@ -154,7 +189,7 @@ PUBLISHED = {
     "Qwen/Qwen3-4B": _sizes(_QWEN3, 2_560, 9_728, 36, 32),
     "Qwen/Qwen3-8B": _sizes(_QWEN3, 4_096, 12_288, 36, 32, tie_word_embeddings=False),
 }
-# What `tiny_model: true` makes.
+# The model that `tiny_model: true` makes.
 TINY = _sizes(
     {**_QWEN3, "vocab_size": 258, "head_dim": 16, "num_key_value_heads": 2, "tie_word_embeddings": False},
     64,
@@ -162,12 +197,12 @@ TINY = _sizes(
     2,
     4,
 )
-# Families whose weights `ModelShape` counts itself, which takes a moment; others are built on the meta device.
+# Families whose weights `ModelShape` counts by itself, which is fast. Other models are built on the meta device.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 def shape_of(config: dict) -> ModelShape:
-    """The shape that a `config.json` describes, with all its weights."""
+    """Return the shape that a `config.json` describes, with all its weights."""
     shape = ModelShape.from_config(config)
     if config["model_type"] in COUNTED:
         return shape
@@ -183,8 +218,8 @@ def shape_of(config: dict) -> ModelShape:
 
 
 def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]:
-    """A model's shape, and in words where its config is from: a folder, the hub's cache, the hub, or `PUBLISHED`."""
-    # A folder that is not there yet is taken for the known model that its name begins with.
+    """Return a model's shape and, in words, its source: a folder, the hub's cache, the hub, or `PUBLISHED`."""
+    # A folder that does not exist yet is taken for the known model that its name begins with.
     path = Path(name, "config.json")
     if path.is_file():
         return _read_shape(path), f"{path}"
@@ -194,8 +229,8 @@ def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]
     known = [model for model in PUBLISHED if f"{Path(name).name}-".startswith(f"{Path(model).name}-")]
     if not known:
         raise ValueError(
-            f"The config of {name} was not found: no such folder, not in the hub's cache, and the hub did not answer. "
-            f"Put its config.json in a folder and name that by `--model_name_or_path`."
+            f"The config of {name} was not found: there is no such folder, the hub's cache does not have it, and the "
+            f"hub did not respond. Put its config.json in a folder, and pass the folder as `--model_name_or_path`."
         )
     best = max(known, key=len)
     return shape_of(PUBLISHED[best]), f"trl-dapo's table, as published for {best}"
@@ -207,17 +242,17 @@ def _read_shape(path: str | Path) -> ModelShape:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path} is no model's config: it holds no mapping.")
+        raise ValueError(f"{path} is not a model's config: it does not contain a JSON object.")
     return shape_of(config)
 
 
 def _from_hub(name: str, revision: str | None) -> str | None:
-    """The path of the model's `config.json` in the hub's cache, asked for where it is missing; `None` without one."""
+    """Return the path of the model's `config.json` in the hub's cache, downloaded if needed, or `None`."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json", revision=revision)
     if isinstance(cached, str):
         return cached
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, of which nobody waits for the last
-    ask = partial(hf_hub_download, name, "config.json", revision=revision, etag_timeout=HUB_SECONDS)
-    return answer_within(HUB_SECONDS, ask)  # offline, no such model, no right to see it: the table may know it
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # retries outlast the deadline below, and would warn
+    download = partial(hf_hub_download, name, "config.json", revision=revision, etag_timeout=HUB_SECONDS)
+    return answer_within(HUB_SECONDS, download)  # if it fails for any reason, the table may know the model

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as a plan reads it: every field with its default, the header, its GPUs, and how training is sharded."""
+"""A recipe as a plan reads it: every field with its default, the header, the GPUs, and how training is sharded."""
 
 import ast
 import math
@@ -28,24 +28,25 @@ from ..trl_names import PARSED
 
 # The dataclasses that a recipe fills in, the most general first: package, file and name.
 DATACLASSES = (*PARSED, ("trl_dapo", "config.py", "DAPOConfig"), ("trl_dapo", "cli/train.py", "LaunchArguments"))
-# Of the package's own, by the words of `Hardware:`.
+# Configurations of accelerate that come with the package, by the word in the header's `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
-# What says nothing to a plan: variables that TRL's parser sets, and where processes meet, one on each GPU that trains.
-OF_A_LAUNCH = "env num_processes num_machines machine_rank main_process_ip main_process_port multi_gpu gpu_ids".split()
-OF_A_LAUNCH += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
+# Fields that a plan ignores: variables that TRL's parser sets, and how processes are launched.
+IGNORED = "env num_processes num_machines machine_rank main_process_ip main_process_port multi_gpu gpu_ids".split()
+IGNORED += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
 KINDS = {"bool": "true or false", "float": "a number", "int": "a number", "list": "a list", "dict": "a mapping"}
 KINDS["str"] = "a text"
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
-LONGEST_PROMPT = 2048  # tokens, where the data is not on this machine
-CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
+LONGEST_PROMPT = 2048  # tokens, if the data is not on this machine
+CHARACTERS_PER_TOKEN = 4  # of text; the tokenizer of `tiny_model` has a token for each byte
+TEMPLATE = 32  # tokens of a chat template around a prompt
 OPTIONS = ("config", "gpus", "accelerate_config")  # of `trl-dapo plan` itself
 GPUS_PER_MACHINE = 8
-OWN = "Of another GPU write its memory and a name: 2x48GB:A6000."
+OWN = "For another GPU write its memory and a name: 2x48GB:A6000."
 
 
 @dataclass(frozen=True)
 class GPU:
-    """What a plan needs of an accelerator."""
+    """A GPU, or this machine if there is none."""
 
     name: str  # as in `--gpus`
     memory: float  # bytes, the total that `nvidia-smi` shows
@@ -65,52 +66,56 @@ GPUS = {
         ("RTX3090-24GB", 24_576),
     )
 }
-# What "GPUs of 80 GB" in a recipe's header is taken for.
-TAKEN = ("RTX4090-24GB", "A100-40GB", "L40S-48GB", "H100-80GB", "H200-141GB", "B200-180GB")
-GPU_OF_SIZE = {name.split("-")[1]: GPUS[name] for name in TAKEN}
+# The GPU that "GPUs of 80 GB" in a recipe's header stands for, by its size.
+TYPICAL = ("RTX4090-24GB", "A100-40GB", "L40S-48GB", "H100-80GB", "H200-141GB", "B200-180GB")
+GPU_OF_SIZE = {name.split("-")[1]: GPUS[name] for name in TYPICAL}
 
 
 def cpu() -> GPU:
-    """This machine without a GPU."""
+    """Return this machine, without a GPU."""
     return GPU("CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 @dataclass(frozen=True)
 class Cluster:
+    """The GPUs of a run, all of one kind."""
+
     gpu: GPU
-    num_train: int  # a process each
-    num_serve: int = 0  # that vLLM's server has for itself
+    num_train: int  # GPUs that train, with one process each
+    num_serve: int = 0  # GPUs that serve vLLM and nothing else
 
     def __str__(self) -> str:
         return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
 
 
 def parse_gpus(text: str) -> Cluster:
-    """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
+    """Read `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` if 64 train and 8 serve vLLM. Raises `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*|[\d.]+(?i:GB):.*)", text.strip())
     if match is None or match[1] == "0":
-        raise ValueError(f"`--gpus {text}` cannot be read as 8xH100-80GB or 64+8xH100-80GB can, where 8 serve. {OWN}")
+        raise ValueError(
+            f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB if 64 train and 8 serve. {OWN}"
+        )
     num_train, num_serve, name = match.groups()
     known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
     models = [key.split("-")[0] for key in known]
     known |= {model: gpu for model, gpu in zip(models, list(known.values()), strict=True) if models.count(model) == 1}
     gpu = _read_own(name) if ":" in name else known.get(name.lower())
     if gpu is None:
-        raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}. {OWN}")
+        raise ValueError(f"`--gpus {text}` names an unknown GPU. Known: {', '.join([*GPUS, 'CPU'])}. {OWN}")
     return Cluster(gpu, int(num_train or 1), int(num_serve or 0))
 
 
 def _read_own(name: str) -> GPU:
-    """A GPU that is not on the list, by its memory."""
+    """Return a GPU that is not on the list, by its memory."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)GB:[^:\s]+", name, re.IGNORECASE)
     gigabytes = float(found[1]) if found else 0.0
     if not gigabytes:
         raise ValueError(f"`--gpus` cannot read the GPU {name}. {OWN}")
-    return GPU(name, gigabytes * 1e9)
+    return GPU(name, gigabytes * 2**30)  # makers of GPUs count this way: 24 GB of an RTX 3090 are 24 GiB
 
 
 def read_hardware(text: str) -> Cluster | None:
-    """Reads a recipe's `Hardware:`, such as `one GPU of 24 GB`; `None` where it names no GPUs of a known size."""
+    """Read a recipe's `Hardware:`, such as `one GPU of 24 GB`; `None` if it names no GPUs of a known size."""
     if "CPU" in text and "GPU" not in text:
         return Cluster(cpu(), 1)
     number = r"\b(one|two|\d+)"
@@ -127,7 +132,7 @@ def read_hardware(text: str) -> Cluster | None:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the processes that train share a model."""
+    """The way in which the processes that train share a model."""
 
     kind: str  # "none", "ddp", "fsdp2", "zero1", "zero2" or "zero3"
     offloads_optimizer: bool = False
@@ -144,17 +149,17 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a plan knows of a run."""
+    """A recipe as a plan needs it: its settings, how training is sharded, and its GPUs."""
 
     name: str
-    settings: SimpleNamespace  # every field of a recipe; what it leaves out has its default
+    settings: SimpleNamespace  # every field of a recipe, with its default if the recipe does not set it
     sharding: Sharding
     cluster: Cluster
     longest_prompt: int  # tokens
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the rules ask besides the settings, as far as a recipe tells."""
+        """Facts that the rules need besides the settings, as far as a recipe shows them."""
         s = self.settings
         judge = str(s.reward_model_name_or_path or "").split("/")[-1]
         names = list(s.reward_funcs or [])
@@ -174,20 +179,20 @@ class Recipe:
         }
 
     def settle(self, **facts: Any) -> None:
-        """Settles how prompts are sampled, and refuses what contradicts, as a run does that knows `facts` too."""
+        """Decide how prompts are sampled, and refuse settings that contradict each other, as a run does."""
         facts, on_cpu = self.facts | facts, self.cluster.gpu.name == "CPU"
         SamplingChoice(self.settings, why_not_screened(self.settings, facts["has_tools"], on_cpu), **facts)
         check_rules(self.settings, **facts)
 
     @property
-    def asks_a_server(self) -> bool:
-        """Whether vLLM's server samples."""
+    def uses_a_server(self) -> bool:
+        """Whether a vLLM server samples the completions."""
         return self.settings.use_vllm and self.settings.vllm_mode == "server"
 
 
 @cache
 def _declarations() -> dict[str, ast.AnnAssign]:
-    # Importing the dataclasses takes longer than planning all recipes.
+    # The files are parsed, because importing the dataclasses takes longer than planning all recipes.
     found: dict[str, ast.AnnAssign] = {}
     for package, file, name in DATACLASSES:
         spec = find_spec(package)
@@ -200,12 +205,12 @@ def _declarations() -> dict[str, ast.AnnAssign]:
 
 @cache
 def declared_fields() -> dict:
-    """Every field that a recipe may have, with its default: `None` where that is no literal."""
+    """Return every field that a recipe may have, with its default, or with `None` if that is not a literal."""
     return {name: _literal(node.value) for name, node in _declarations().items()}
 
 
 def read_values(given: dict[str, Any]) -> dict[str, Any]:
-    """What a recipe gives its fields, as their types have it: to YAML `1e-6` is text, and `no` is false."""
+    """Return the fields of a recipe converted to their types: YAML reads `1e-6` as text and `no` as false."""
     return {name: read_choice(name, normalize(name, _read_as(name, value))) for name, value in given.items()}
 
 
@@ -229,7 +234,7 @@ def _read_as(name: str, value: Any) -> Any:
 
 
 def _literal(value: ast.expr | None) -> Any:
-    if isinstance(value, ast.Call):  # of `field`
+    if isinstance(value, ast.Call):  # `field(default=...)`
         value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
     try:
         return None if value is None else ast.literal_eval(value)
@@ -240,15 +245,15 @@ def _literal(value: ast.expr | None) -> Any:
 def read(
     path: str, gpus: str | None = None, accelerate_config: str | None = None, overrides: Sequence[str] = ()
 ) -> Recipe:
-    """Reads a recipe for a plan, whose arguments these are; raises `ValueError` or `OSError` in one line."""
+    """Read a recipe; arguments and errors are those of [`~plan.planning.plan`]."""
     file, values = find_recipe(path), dict(declared_fields())
-    fields = {name: value for name, value in _read_recipe(file).items() if name not in OF_A_LAUNCH}
+    fields = {name: value for name, value in _read_recipe(file).items() if name not in IGNORED}
     accelerate_config = accelerate_config or fields.pop("accelerate_config", None) or fields.pop("config_file", None)
     for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
         values |= read_values(given)
     settings = SimpleNamespace(**values)
-    # What a run would refuse, and what a plan cannot calculate with.
+    # Refuse what a run would refuse, and what a plan cannot calculate with.
     check_values(settings)
     check_rules(settings)
     names = [name.rpartition(".")[2].removeprefix("get_") for name in settings.reward_funcs or ()]
@@ -262,7 +267,7 @@ def read(
         if getattr(settings, one) and getattr(settings, other):
             raise ValueError(f"`{one}` and `{other}` contradict each other.")
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
-        raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
+        raise ValueError("A quantized model can only train an adapter: set `use_peft: true`.")
     header = read_header(file)
     if gpus is None:
         cluster = read_hardware(header.get("Hardware", "CPU" if settings.use_cpu else ""))
@@ -270,30 +275,36 @@ def read(
         cluster = parse_gpus(gpus)
     if cluster is None:
         raise ValueError(
-            f"{file} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
+            f"{file} does not name its GPUs in a line such as `# Hardware: 8 GPUs of 80 GB`. Name them on the command "
+            "line: `--gpus 8xH100-80GB`."
         )
     sharding = _find_sharding(header, accelerate_config, cluster)
     recipe = Recipe(file.stem, settings, sharding, cluster, _read_longest_prompt(settings))
-    if cluster.num_serve and not recipe.asks_a_server:
-        raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
-    if recipe.asks_a_server and not cluster.num_serve:
-        raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
+    if cluster.num_serve and not recipe.uses_a_server:
+        raise ValueError(
+            f"{cluster} has GPUs that serve vLLM, but the recipe does not use a vLLM server. Leave these GPUs out."
+        )
+    if recipe.uses_a_server and not cluster.num_serve:
+        raise ValueError(
+            f"The recipe uses a vLLM server, and {cluster} has no GPU for it. Write both numbers: 64+8xH100-80GB."
+        )
     return recipe
 
 
 def _read_longest_prompt(settings: SimpleNamespace) -> int:
-    """Tokens of the longest prompt, by the characters of a file's."""
-    if Path(str(settings.dataset_name)).suffix:  # importing what reads files takes longer than the rest
-        from ..data import prompt_lengths
+    """Return the tokens of the longest prompt, estimated from its characters if the data is in a file."""
+    if Path(str(settings.dataset_name)).suffix:
+        from ..data import prompt_lengths  # slow to import, and not needed otherwise
 
-        with suppress(OSError, ValueError):  # a run says what is wrong with it
+        with suppress(OSError, ValueError):  # the run itself will say what is the matter with the file
             _, most = prompt_lengths(settings.dataset_name, settings.prompt_style, settings.dataset_limit)
-            return math.ceil(most / CHARACTERS + TEMPLATE)
+            per_token = 1 if settings.tiny_model else CHARACTERS_PER_TOKEN
+            return math.ceil(most / per_token + TEMPLATE)
     return LONGEST_PROMPT
 
 
 def read_header(path: str | Path) -> dict[str, str]:
-    """The fields of a recipe's leading comment, such as `Hardware`, with the lines of each joined."""
+    """Return the fields of a recipe's leading comment, such as `Hardware`, with the lines of each joined."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     comment = "\n".join(takewhile(lambda line: line.startswith("#"), lines))
     fields = re.split(r"^# ([A-Z][a-z ]+): +", comment, flags=re.MULTILINE)[1:]
@@ -301,7 +312,7 @@ def read_header(path: str | Path) -> dict[str, str]:
 
 
 def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`--field value ...` as a recipe would have it; no value is `true`, several are a list."""
+    """Return `--field value ...` as a recipe would have it: no value is `true`, several values are a list."""
     given, name = {}, None
     for word in overrides:
         if word.startswith("--"):
@@ -318,11 +329,11 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def _read_value(text: str) -> Any:
     with suppress(yaml.YAMLError):
         return yaml.safe_load(text)
-    return text  # such as a path that begins with a bracket
+    return text  # not YAML, for example a path that begins with a bracket
 
 
 def _find_sharding(header: dict[str, str], accelerate_config: str | None, cluster: Cluster) -> Sharding:
-    """As the option says, else the header's launch line, else the words of its hardware."""
+    """Find the sharding: by the option, otherwise by the header's `Launch:`, otherwise by the header's `Hardware:`."""
     launched = re.search(r"--accelerate_config (\w+)|accelerate/(\w+)\.yaml", header.get("Launch", ""))
     said = [file for word, file in CONFIGS_BY_WORD.items() if word in header.get("Hardware", "")]
     name = accelerate_config
@@ -336,18 +347,21 @@ def _find_sharding(header: dict[str, str], accelerate_config: str | None, cluste
 
 
 def read_sharding(file: Path, num_processes: int) -> Sharding:
-    """Reads a configuration of accelerate's; raises `ValueError` where a plan does not know its sharding."""
+    """Read a configuration of accelerate's. Raises `ValueError` if a plan does not know its sharding."""
     config = _read_recipe(file)
     kind = str(config.get("distributed_type", "NO")).upper()
     fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
     if kind == "FSDP":
         if fsdp.get("fsdp_version", 1) != 2 or not fsdp.get("fsdp_reshard_after_forward", True):
-            raise ValueError(f"{file}: a plan knows FSDP2 that reshards after forward, not fsdp_config {fsdp}.")
+            raise ValueError(f"{file}: of FSDP, a plan knows only FSDP2 with resharding after forward, got {fsdp}.")
         offloads = bool(fsdp.get("fsdp_offload_params"))
         return Sharding("fsdp2", offloads, offloads)
     if kind == "DEEPSPEED":
         if "deepspeed_config_file" in deepspeed or deepspeed.get("zero_stage", 2) not in (1, 2, 3):
-            raise ValueError(f"{file}: a plan knows DeepSpeed's `zero_stage` 1 to 3, said in accelerate's own file.")
+            raise ValueError(
+                f"{file}: of DeepSpeed, a plan knows only `zero_stage` 1 to 3, set in accelerate's own configuration, "
+                f"got {deepspeed}."
+            )
         offloads_optimizer = deepspeed.get("offload_optimizer_device", "none") != "none"
         offloads_weights = deepspeed.get("offload_param_device", "none") != "none"
         return Sharding(f"zero{deepspeed.get('zero_stage', 2)}", offloads_optimizer, offloads_weights)

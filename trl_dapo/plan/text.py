@@ -18,14 +18,14 @@ from .training import makes_tiles
 
 LOGITS = {
     True: f"in tiles of {HEAD_TILE[0]:,} tokens and {HEAD_TILE[1]:,} columns",
-    False: "of a micro-batch all at once; TRL 1.16 makes them in tiles",
+    False: "of a whole micro-batch at once (TRL 1.16 makes them in tiles)",
 }
 PARTS = {
     "optimizer": "optimizer state",
     "reference": "the reference model of the KL term",
-    "activations": "activations that are kept",
-    "work": "the layer at work, or the output layer",
-    "gathered": "gathered of others' shards, and buckets",
+    "activations": "activations kept for the backward pass",
+    "work": "working memory of the largest layer",
+    "gathered": "gathered shards and communication buckets",
     "context": "CUDA and NCCL",
 }
 _count = partial(format_count, billion="B")
@@ -33,45 +33,63 @@ _count = partial(format_count, billion="B")
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "What is known of a run without its machine: memory by part, batches and tokens. On the machine itself "
+        "Estimate a run without its machine: memory by part, batches and tokens. On the machine itself "
         "`trl-dapo train --trial` measures memory and time. Any field of the recipe can be overridden: --field value. "
-        "Exit status: 0 where it fits, 1 where it does not, 2 after a mistake."
+        "Exit status: 0 if it fits, 1 if it does not, 2 after a mistake."
     )
     parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, or its name")
     parser.add_argument(
         "--gpus",
-        help=f"8xH100-80GB, or 64+8xH100-80GB where 64 train and 8 serve vLLM; known: {', '.join(GPUS)}; another is "
-        "written 2x48GB:A6000 (default: what the recipe's first line says)",
+        help=f"8xH100-80GB, or 64+8xH100-80GB if 64 train and 8 serve vLLM; known: {', '.join(GPUS)}; write others "
+        "with their memory, 2x48GB:A6000 (default: the hardware that the recipe's header names)",
     )
-    parser.add_argument("--accelerate_config", metavar="CONFIG", help="of accelerate's (default: the recipe's)")
+    parser.add_argument(
+        "--accelerate_config",
+        metavar="CONFIG",
+        help="accelerate's configuration, a file or a name (default: the one that the recipe's header names)",
+    )
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Runs `trl-dapo plan`: 0 where the run fits, 1 where it does not."""
+    """Run `trl-dapo plan`, and return 0 if the run fits, otherwise 1."""
     planned = plan(args.config, args.gpus, args.accelerate_config, args.others)
     print(describe(planned))
     return 0 if planned.fits else 1
 
 
 def describe(planned: Plan) -> str:
-    recipe, settings = planned.recipe, planned.recipe.settings
+    recipe, settings, vllm = planned.recipe, planned.recipe.settings, planned.vllm
     sharding = recipe.sharding.kind.upper().replace("ZERO", "ZeRO-").replace("NONE", "one process")
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
     all_weights, trained = _count(planned.shape.num_parameters), _count(planned.training.weights.num_trained)
     size, most = planned.training.checkpoint, (settings.save_total_limit or 0) + 1
-    kept = f"{format_bytes(size)} a checkpoint, all of which are kept"
+    kept = f"{format_bytes(size)} per checkpoint; all checkpoints are kept"
     if settings.save_strategy == "no":
         kept = "no checkpoint"
     elif settings.save_total_limit is not None:
-        kept = f"{format_bytes(size)} a checkpoint, {format_bytes(most * size)} while the oldest of {most} is there"
-    way_out = "What fits is found by `trl-dapo train --trial` on the machine."
-    fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"
+        kept = (
+            f"{format_bytes(size)} per checkpoint; {format_bytes(most * size)} for a moment, when the newest of "
+            f"{most} has been written and the oldest is not deleted yet"
+        )
     if planned.fits:
         fits = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
+    elif planned.fits_with_smaller_batches:
+        way_out = "`trl-dapo train --trial` on the machine finds batch sizes that fit."
+        fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"
+    else:
+        ways_out = [
+            "take larger GPUs or shard the model over more of them (`--gpus`, `--accelerate_config`)",
+            "train an adapter (`use_peft: true`)",
+            "take a smaller model",
+        ]
+        if vllm is not None and not recipe.uses_a_server:
+            ways_out.insert(0, "lower `vllm_gpu_memory_utilization`")
+        way_out = f"Smaller batches do not help. Instead {', '.join(ways_out[:-1])}, or {ways_out[-1]}."
+        fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"
     lines = [
         *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {sharding}", PAGE_WIDTH),
         *indented_lines(planned.batches.arithmetic),
-        *indented_lines(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
+        *indented_lines(f"Model: {model}, {all_weights} weights, of which {trained} train. Sizes: {planned.source}."),
         *_memory(planned),
         "",
         "Disk",
@@ -93,16 +111,25 @@ def _memory(planned: Plan) -> list[str]:
         "",
         f"Memory of {owner}: {format_bytes(recipe.cluster.gpu.memory)}",
         *(_row(PARTS.get(name, name), format_bytes(size)) for name, size in planned.training.memory.items() if size),
+        *_kept_by_vllm(planned),
         _row("peak while updating", format_bytes(planned.peak_updating)),
         _row("peak while sampling", format_bytes(planned.peak_sampling)),
     ]
     if vllm is not None:
-        where = "a GPU of the server" if recipe.asks_a_server else "the same GPU"
-        awake = " while it is awake" if settings.vllm_enable_sleep_mode and not recipe.asks_a_server else ""
+        where = "a GPU of the server" if recipe.uses_a_server else "the same GPU"
+        awake = " while it is awake" if settings.vllm_enable_sleep_mode and not recipe.uses_a_server else ""
         lines += ["", f"Memory of vLLM on {where}{awake}"]
         lines += [_row(name, format_bytes(size)) for name, size in vllm.memory.items()]
         lines.append(_row("tokens that an engine's cache holds", f"{vllm.cache_tokens:,}"))
     return lines
+
+
+def _kept_by_vllm(planned: Plan) -> list[str]:
+    kept = planned.vllm_while_updating
+    if not kept:
+        return []
+    state = "asleep" if planned.recipe.settings.vllm_enable_sleep_mode else "which does not sleep"
+    return [_row(f"vLLM, {state}", format_bytes(kept))]
 
 
 def _tokens(planned: Plan) -> list[str]:
@@ -111,36 +138,46 @@ def _tokens(planned: Plan) -> list[str]:
     lines = [
         "",
         "Tokens, at most",
-        _row("of the longest row, prompt and completion", f"{batches.longest_row:,}"),
-        _row("of a micro-batch", f"{batches.microbatch_tokens:,}"),
-        _row("of completions that a rollout trains on", _count(batches.tokens_trained)),
-        _row("of completions that a rollout samples", sampled),
+        _row("longest row, prompt and completion", f"{batches.longest_row:,}"),
+        _row("a micro-batch", f"{batches.microbatch_tokens:,}"),
+        _row("completions that a rollout trains on", _count(batches.tokens_trained)),
+        _row("completions that a rollout samples", sampled),
     ]
     if num_rollouts is not None:
-        lines.append(_row("rollouts of the run", f"{num_rollouts:,.0f}"))
+        lines += ["", _row("Rollouts of the run", f"{num_rollouts:,.0f}").removeprefix("  ")]
     return lines
 
 
 def assumptions(planned: Plan) -> list[str]:
     recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
     processor, of_what = ("CPU", "the memory") if cluster.gpu.name == "CPU" else ("GPU", "a GPU")
-    allowed = f"{format_bytes(CONTEXT)} a process for CUDA and NCCL, " if processor == "GPU" else ""
+    allowances = []
+    if processor == "GPU":
+        allowances.append(f"{format_bytes(CONTEXT)} per process for CUDA and NCCL")
     if settings.use_vllm:
-        allowed += f"{format_bytes(VLLM_WORK)} for what vLLM works with, "
-        allowed += f"{format_bytes(VLLM_ASLEEP)} for what is left of it asleep, "
+        allowances.append(f"{format_bytes(VLLM_WORK)} of working memory for vLLM")
+        if not recipe.uses_a_server:
+            allowances.append(f"{format_bytes(VLLM_ASLEEP)} that vLLM keeps while it sleeps")
+    allowances.append(f"{FRAGMENTS:.0%} of {of_what} for fragmentation")
     found = [
         f"prompts of at most {recipe.longest_prompt:,.0f} tokens",
-        f"allowances: {f'{allowed[:-2]}; ' if allowed else ''}{FRAGMENTS:.0%} of {of_what} for fragments",
+        f"allowances, not measured: {', '.join(allowances)}",
         f"TRL {version('trl')}: logits {LOGITS[makes_tiles()]}",
     ]
     if cluster.num_serve:
-        found.append(f"a server uses {SERVER_UTILIZATION:.0%} of its GPUs, tensor parallel in a machine")
-    if settings.use_vllm and not recipe.asks_a_server and settings.vllm_max_model_length is None:
-        found.append("without `vllm_max_model_length` vLLM asks for a cache of the model's whole context: unchecked")
+        found.append(
+            f"a server uses {SERVER_UTILIZATION:.0%} of the memory of its GPUs, split by tensor "
+            "parallelism within a machine"
+        )
+    if settings.use_vllm and not recipe.uses_a_server and settings.vllm_max_model_length is None:
+        found.append(
+            "vLLM's cache is large enough for the model's whole context, which vLLM requires unless "
+            "`vllm_max_model_length` is set; this was not checked"
+        )
     if planned.shape.num_other:
         found.append(
-            "images take neither tokens nor activations; of weights outside the layers, such as a vision tower's, "
-            "only the memory counts"
+            "images take neither tokens nor activations, and weights outside of the layers, such as those of a vision "
+            "tower, take only the memory that holds them"
         )
     return found
 

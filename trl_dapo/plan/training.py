@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An update: what it holds in memory, and what a checkpoint takes of the disk."""
+"""The memory that an update takes, and the disk space that a checkpoint takes."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,44 +15,47 @@ from .recipe import Recipe
 
 
 class Weights(NamedTuple):
-    """What of a model trains, and how precise it is, in bytes."""
+    """The number of weights that train, and the precision of all, in bytes."""
 
     num_trained: int
-    trained: int  # of a weight that trains
-    frozen: float  # of all others
-    held: int  # of a number that layers pass on
-    computed: int  # of one that they compute in
-    num_saved: int = 0  # of those that train, in copies of whole modules
-    saved: int = 4  # of a weight of these
+    trained: int  # bytes of a weight that trains
+    frozen: float  # bytes of all weights that do not train, together
+    held: int  # bytes of a number that layers pass on
+    computed: int  # bytes of a number that layers compute with
+    num_saved: int = 0  # trained weights that are in copies of whole modules (`modules_to_save`)
+    saved: int = 4  # bytes of a weight in these copies
 
     @property
     def kinds(self) -> list[tuple[int, int]]:
-        """How many train of one precision, and that."""
+        """Number of trained weights and their precision, without and with `modules_to_save`."""
         return [(self.num_trained - self.num_saved, self.trained), (self.num_saved, self.saved)]
 
 
 @cache
 def makes_tiles() -> bool:
-    """Whether TRL makes logits in tiles: before 1.16 it makes them all at once."""
+    """Whether TRL computes logits in tiles. Versions before 1.16 compute them all at once."""
     return tuple(map(int, version("trl").split(".")[:2])) >= (1, 16)
 
 
 @dataclass(frozen=True)
 class Training:
+    """The updates of a run."""
+
     recipe: Recipe
     shape: ModelShape
     batches: Batches
 
     @cached_property
     def adapter(self) -> Adapter | None:
-        """What trains in place of all weights."""
+        """The adapter that trains instead of all weights, if there is one."""
         return memory.read_adapter(self.recipe.settings, self.shape)
 
     @cached_property
     def weights(self) -> Weights:
-        """What trains, by the rules of the libraries."""
-        # accelerate holds FSDP2's trained weights in float32, DeepSpeed all in bfloat16; PEFT an adapter in float32,
-        # TRL one of a quantized model in bfloat16. Autocast leaves weights, and what layers pass on, as loaded.
+        """The weights that train, and their precision."""
+        # accelerate holds trained weights in float32 with FSDP2 and in bfloat16 with DeepSpeed. PEFT holds an adapter
+        # in float32, and TRL in bfloat16 if the model is quantized. With autocast, weights and the numbers that layers
+        # pass on keep the precision in which the model was loaded.
         settings, sharding, shape = self.recipe.settings, self.recipe.sharding, self.shape
         mixed = settings.bf16 if settings.bf16 is not None else not settings.fp16
         loaded = 4 if settings.dtype in ("float32", None) else 2
@@ -66,7 +69,7 @@ class Training:
         if settings.load_in_4bit or settings.load_in_8bit:
             frozen = memory.quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
         in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
-        # A copy of a module is as precise as what it is a copy of.
+        # A copy of a module has the precision of the original.
         if upcast:
             trained = saved = 4
         elif in_half:
@@ -78,7 +81,7 @@ class Training:
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """Bytes by part, where an update is at its fullest."""
+        """Bytes by part, at the peak of an update."""
         settings, weights, sharding = self.recipe.settings, self.weights, self.recipe.sharding
         options = settings.accelerator_config if isinstance(settings.accelerator_config, dict) else {}
         syncs_each = (options.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch", False)
@@ -101,7 +104,7 @@ class Training:
             self.adapter,
             makes_tiles(),
         )
-        if settings.load_in_4bit or settings.load_in_8bit:  # the layer at work is turned back
+        if settings.load_in_4bit or settings.load_in_8bit:  # a layer is dequantized while it is computed
             activations["work"] += weights.computed * self.shape.largest_linear
         saved = () if self.adapter is None else self.adapter.saved
         if self.adapter is None:
@@ -111,24 +114,27 @@ class Training:
         gathered = memory.gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
         context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else memory.CONTEXT
         shards = self.recipe.cluster.num_train if sharding.shards_weights else 1
-        compares = settings.beta != 0 and self.adapter is None  # an adapter is switched off instead
+        compares = settings.beta != 0 and self.adapter is None  # with an adapter, switching it off gives the reference
         reference = weights.held * self.shape.num_parameters / shards if compares else 0.0
         return {**state, "reference": reference, **activations, "gathered": gathered, "context": context}
 
     @property
     def _optim(self) -> str:
-        return self.recipe.settings.optim or "adamw_torch"  # its default hangs on torch's version, its memory does not
+        # The default depends on torch's version, but all defaults take the same memory.
+        return self.recipe.settings.optim or "adamw_torch"
 
     @property
     def attention(self) -> str:
         return self.recipe.settings.attn_implementation or "sdpa"
 
     def check_sync(self) -> None:
-        """Refuse an adapter that cannot travel to vLLM if nothing else may."""
+        """Refuse an adapter that vLLM cannot serve if the settings do not allow anything else to be sent."""
         settings = self.recipe.settings
-        travels = self.adapter is not None and settings.vllm_lora_sync != "merge" and self.adapter.travels(self.shape)
-        must_travel = settings.vllm_lora_sync == "adapter" or settings.load_in_4bit or settings.load_in_8bit
-        if settings.use_vllm and must_travel and not travels:
+        can_send = (
+            self.adapter is not None and settings.vllm_lora_sync != "merge" and self.adapter.can_be_served(self.shape)
+        )
+        must_send = settings.vllm_lora_sync == "adapter" or settings.load_in_4bit or settings.load_in_8bit
+        if settings.use_vllm and must_send and not can_send:
             raise ValueError(
                 "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves beside its base: "
                 "LoRA on linear layers, without copies, DoRA or experts. Change the adapter, or leave both out."
