@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model's sizes are from, and that they are the model's."""
+"""The source of a model's sizes, and whether they are those of the model itself."""
 
 import json
 import threading

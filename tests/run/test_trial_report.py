@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a trial makes of what it measured, by hand."""
+"""The report of a trial, computed by hand from what was measured."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_the_seconds_of_a_run_are_not_known_if_a_part_of_it_did_not_fit():
     failed = [Phase("sampling", "", None, None, None, [None]), Phase("checkpoint", "", Measured(1.0, GIB))]
     report = make_report(failed)
     assert (report.step_seconds, report.run_seconds, report.fits) == (None, None, False)
-    assert "not known, because a part of it did not fit" in " ".join(str(report).split())
+    assert "unknown, because a part of it did not fit" in " ".join(str(report).split())
     # An evaluation that does not fit is a part of the run, unless the run has none.
     phases = [*make_report().phases[:3], Phase("evaluation", "", None, "per_device_eval_batch_size", None, [48])]
     assert make_report(phases).run_seconds is None
@@ -69,7 +69,7 @@ def test_what_ran_out_of_memory_is_named_with_the_value_that_fits():
         "`max_tokens_per_microbatch: 8192`. Set `gradient_checkpointing: true`, "
     )
     unset = Phase("update", "", Measured(1.0, GIB), "max_tokens_per_microbatch", 4096, [None])
-    assert unset.describe_problem().startswith("The update ran out of memory as it is set. It fits with")
+    assert unset.describe_problem().startswith("The update ran out of memory with the run's settings. It fits with")
 
 
 def test_the_page_has_at_most_80_columns_and_says_what_was_tried_and_what_is_assumed():
@@ -77,10 +77,17 @@ def test_the_page_has_at_most_80_columns_and_says_what_was_tried_and_what_is_ass
     assert max(map(len, page.splitlines())) <= 80
     assert "update of this rollout                    20.0 s         4.0 GiB         4.0 GiB" in page
     said = " ".join(page.split())
-    assert "an optimizer step with its share of a rollout: 35.0 s" in said
+    assert "an optimizer step, including its share of a rollout: 35.0 s" in said
     assert "the run after loading: 14.5 min (16 optimizer steps, 3 evaluations of 2 batches, 4 checkpoints of" in said
     assert "- every rollout takes as long as the first one" in said
     assert said.endswith("Fits: peak 5.0 GiB, 3.0 GiB are left.")
+
+
+@pytest.mark.parametrize(("max_kept", "on_disk"), [(None, "8.0 GiB"), (2, "6.0 GiB"), (9, "8.0 GiB")])
+def test_the_disk_holds_one_checkpoint_more_than_are_kept_while_the_newest_is_written(max_kept, on_disk):
+    schedule = Schedule(16, 2.0, num_checkpoints=4, max_checkpoints_kept=max_kept)
+    page = str(make_report(schedule=schedule, checkpoint_bytes=2 * GIB))
+    assert f"disk: {on_disk} for checkpoints" in page
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.engines import trial
+from trl_dapo.engines import trial_phases
 from trl_dapo.run.preflight import SetupError
 
 
@@ -101,6 +101,22 @@ def test_a_trial_leaves_random_states_modes_and_gradients_as_they_were(tiny_mode
     assert all(weight.grad is None for weight in trainer.model.parameters())
 
 
+@pytest.mark.parametrize("peft_config", [None, ADAPTER], ids=["all weights", "adapter"])
+def test_a_trial_leaves_no_hook_on_the_model(tiny_model, tmp_path, peft_config):
+    trainer = make(tiny_model, tmp_path, gradient_checkpointing=True, peft_config=peft_config)
+
+    def count_hooks():
+        return [
+            (name, kind, len(getattr(module, kind)))
+            for name, module in trainer.model.named_modules()
+            for kind in ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
+        ]
+
+    before = count_hooks()
+    trainer.trial()
+    assert count_hooks() == before
+
+
 def test_two_processes_train_the_same_after_a_trial(tiny_model, tmp_path):
     result = launch("tried_out_first", tiny_model, tmp_path, num_processes=2)
     assert result.returncode == 0, result.stderr[-5000:]
@@ -144,7 +160,7 @@ def test_nothing_is_written_and_no_callback_or_tracker_is_called(tiny_model, tmp
 def ticking(monkeypatch):
     """A clock that is a second later each time somebody looks."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(trial, "clock", lambda: float(next(ticks)))
+    monkeypatch.setattr(trial_phases, "clock", lambda: float(next(ticks)))
 
 
 def test_every_phase_is_measured_and_the_run_is_expected_to_be_their_sum(tiny_model, tmp_path, ticking):
@@ -203,7 +219,7 @@ def test_a_run_evaluates_and_saves_as_often_as_a_trial_expects(tiny_model, tmp_p
 def test_if_only_the_best_model_is_saved_a_trial_expects_a_checkpoint_after_each_evaluation(tiny_model, tmp_path):
     report = make(tiny_model, tmp_path, save_strategy="best", metric_for_best_model="reward", max_steps=4).trial()
     assert (report.schedule.num_evaluations, report.schedule.num_checkpoints) == (2, 2)
-    assert "each evaluation is the best so far, and saves a checkpoint" in " ".join(str(report).split())
+    assert "every evaluation is the best so far, and so saves a checkpoint" in " ".join(str(report).split())
 
 
 def test_without_evaluations_and_checkpoints_neither_is_tried(tiny_model, tmp_path):
@@ -248,7 +264,7 @@ def test_the_largest_update_has_the_state_of_the_optimizer_beside_it_as_from_the
     state, compute_loss = [], trainer._compute_loss
 
     def watch(model, inputs):
-        state.append(trainer._optimizer_bytes())
+        state.append(trainer._count_optimizer_bytes())
         return compute_loss(model, inputs)
 
     trainer._compute_loss = watch
@@ -320,7 +336,10 @@ def test_rounds_that_run_out_of_memory_are_halved_until_they_fit(tiny_model, tmp
     assert (sampling.failed, sampling.value) == ([None], 2)
     assert not report.fits
     said = " ".join(str(report).split())
-    assert "The sampling ran out of memory as it is set. It fits with `dynamic_sampling_max_round_size: 2`" in said
+    assert (
+        "The sampling ran out of memory with the run's settings. It fits with `dynamic_sampling_max_round_size: 2`"
+        in said
+    )
     assert phases_of(report)["update"].fits
 
 
@@ -414,7 +433,7 @@ def test_where_processes_wait_for_each_other_running_out_of_memory_ends_them_all
 ):
     result = launch("one_runs_out_of_memory", tiny_model, tmp_path, "sampling", num_processes=2)
     assert result.returncode != 0
-    assert "It happened in a trial, in the sampling." in result.stderr
+    assert "This happened in a trial, in the sampling." in result.stderr
 
 
 # ---- What cannot be tried ----
@@ -423,7 +442,7 @@ def test_where_processes_wait_for_each_other_running_out_of_memory_ends_them_all
 def test_sharded_weights_are_refused(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path)
     trainer.is_fsdp_enabled = True
-    with pytest.raises(SetupError, match=r"sharded by FSDP\. Train two steps"):
+    with pytest.raises(SetupError, match=r"sharded by FSDP\. Instead train two steps"):
         trainer.trial()
 
 
@@ -442,6 +461,6 @@ def test_another_error_says_in_which_phase_it_happened_and_leaves_the_trainer_as
     trainer._save_optimizer_and_scheduler = break_down
     with pytest.raises(OSError, match="No space left") as error:
         trainer.trial()
-    assert error.value.__notes__ == ["It happened in a trial, in the checkpoint with `save_only_model: false`."]
+    assert error.value.__notes__ == ["This happened in a trial, in the checkpoint with `save_only_model: false`."]
     assert vars(trainer) == before | {"_save_optimizer_and_scheduler": break_down}
     assert torch.equal(weights(trainer), moved)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that all processes write to for a while, on the disk of a run's output folder."""
+"""A temporary folder for all processes, on the disk of a run's output folder."""
 
 import os
 import shutil
@@ -15,18 +15,18 @@ from ..ranks import on_main_process, wait_for_everyone
 @contextmanager
 def scratch_folder(output_dir: str | os.PathLike | None) -> Iterator[str]:
     """
-    Make a folder on the disk on which an output folder is or will be, the same for all processes, and delete it at the
-    end of the block. Every process calls it.
+    Make a folder on the disk of an output folder, which need not exist yet. The folder is the same for all processes,
+    and is deleted at the end of the block. Every process must call this function.
     """
     folder = on_main_process(_make_folder, Path(str(output_dir)).expanduser().absolute())
     try:
         yield folder
-        wait_for_everyone()  # not after an error, which need not have come to all of them
+        wait_for_everyone()  # but not after an error, which other processes may not have had
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_folder(output_dir: Path) -> str:
-    # In the output folder itself if it is there: its parent may be on another disk, or not be the user's to write to.
+    # If the output folder exists, the new folder is made in it: its parent may be on another disk, or not writable.
     existing = next(folder for folder in (output_dir, *output_dir.parents) if folder.is_dir())
     return tempfile.mkdtemp(dir=existing, prefix=".trl-dapo-trial-")

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a trial of a run found: memory and seconds of each phase, and what they make of the whole run. Pure."""
+"""The results of a trial: memory and seconds of each phase, and what they mean for the whole run. Pure functions."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -9,36 +9,37 @@ from dataclasses import dataclass, field
 from ..number_format import PAGE_WIDTH, format_bytes, format_estimate, indented_lines
 
 
-# What to do about a phase for which memory does not suffice even at its smallest.
+# What to do if a phase runs out of memory even with the smallest values.
 ADVICE = {
     "sampling": "If vLLM is on the same GPU, set `vllm_enable_sleep_mode: true` or lower "
     "`vllm_gpu_memory_utilization`. Without vLLM, lower `max_completion_length` or `prompts_per_rollout`.",
     "update": "Set `gradient_checkpointing: true`, train an adapter (`use_peft: true`), set `optim: adamw_8bit`, or "
     "lower `max_completion_length`.",
     "update of this rollout": "Set or lower `max_tokens_per_microbatch`, or set `gradient_checkpointing: true`.",
-    "evaluation": "Lower `max_completion_length`, or evaluate the checkpoints by `trl-dapo eval` after the run "
-    "(`eval_strategy: 'no'`).",
-    "checkpoint": "Save checkpoints without the optimizer (`save_only_model: true`), or none (`save_strategy: 'no'`).",
+    "evaluation": "Lower `max_completion_length`, or set `eval_strategy: 'no'` and evaluate the checkpoints with "
+    "`trl-dapo eval` after the run.",
+    "checkpoint": "Save checkpoints without the optimizer's state (`save_only_model: true`), or save none "
+    "(`save_strategy: 'no'`).",
 }
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a phase took, on the process on which it took most."""
+    """Seconds and memory of a phase, on the process that took most."""
 
     seconds: float
-    peak: float  # bytes
+    peak: float  # memory in bytes
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a run that was tried, with one value of a setting after another until its memory sufficed."""
+    """A phase that was tried, with one value of a setting after another until memory sufficed."""
 
     name: str
-    what: str  # what was tried, in words
+    description: str  # of what was tried
     measured: Measured | None  # `None` if no value fitted
-    setting: str | None = None  # that bounds its memory
-    value: int | bool | None = None  # that was measured
+    setting: str | None = None  # name of the setting that bounds the phase's memory
+    value: int | bool | None = None  # the value of the setting that was measured
     failed: Sequence[int | bool | None] = ()  # values with which memory ran out, the run's own first
 
     @property
@@ -47,8 +48,8 @@ class Phase:
         return self.measured is not None and not self.failed
 
     def describe_problem(self) -> str:
-        """Say what ran out of memory, and what to change."""
-        own = "as it is set"
+        """Return a sentence that says what ran out of memory, and what to change."""
+        own = "with the run's settings"
         if self.setting is not None and self.failed and self.failed[0] is not None:
             own = f"with {_setting(self.setting, self.failed[0])}"
         ran_out = f"The {self.name} ran out of memory {own}"
@@ -60,27 +61,28 @@ class Phase:
 
 
 def _setting(name: str, value: int | bool | None) -> str:
-    """A setting as a recipe writes it."""
+    """Return a setting as it is written in a recipe."""
     written = str(value).lower() if isinstance(value, bool) else str(value)
     return f"`{name}: {written}`"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often a run does what."""
+    """The number of optimizer steps, evaluations and checkpoints of a run."""
 
     num_steps: int
     steps_per_rollout: float
     num_evaluations: int = 0
     batches_per_evaluation: int = 0
     num_checkpoints: int = 0
-    samples_ahead: bool = False  # a server samples the next rollouts while one trains
+    max_checkpoints_kept: int | None = None  # `save_total_limit`
+    samples_ahead: bool = False  # whether a server samples the next rollouts while one is trained on
 
 
 def count_periods(strategy: str, num_steps: int, every: float | None, num_epochs: int, delay: float = 0) -> int:
     """
-    Return how often a run evaluates or saves by a strategy: every so many steps and at its end, or after every epoch.
-    What would be before `delay` steps or epochs is left out.
+    Return the number of evaluations or checkpoints of a run: one per `every` steps and one at its end, or one per
+    epoch. Those before `delay` steps or epochs are left out.
     """
     ends: Sequence[int] = ()
     if strategy == "steps" and every:
@@ -91,7 +93,7 @@ def count_periods(strategy: str, num_steps: int, every: float | None, num_epochs
 
 
 def halvings(value: int, least: int) -> Iterator[int]:
-    """Yield half of a value, half of that and so on, and the least value at the end."""
+    """Yield half of a value, half of that and so on, down to `least`."""
     while value > least:
         value = max(value // 2, least)
         yield value
@@ -100,25 +102,25 @@ def halvings(value: int, least: int) -> Iterator[int]:
 @dataclass(frozen=True)
 class TrialReport:
     """
-    What a trial found. As a string it is a page of 80 columns.
+    The results of a trial. Printed, they are a page of 80 columns.
 
     Attributes:
         title (`str`):
-            Of what the trial is.
+            First line of the page, which names the device and the number of processes.
         total (`float`):
-            Bytes of the GPU, or of the machine for all processes on it.
+            Memory of the GPU in bytes, or of the machine if the processes run on its CPU.
         num_sharing (`int`):
-            Processes that share these bytes.
+            Number of processes that share this memory.
         loading (`float`):
-            Bytes at most before the first phase, while the model was loaded.
+            Peak memory in bytes before the first phase, while the model was loaded.
         phases (`Sequence[Phase]`):
-            What was tried, in the order of a run.
+            The phases that were tried, in the order of a run.
         schedule ([`Schedule`]):
-            How often the run does what.
+            Number of optimizer steps, evaluations and checkpoints of the run.
         checkpoint_bytes (`float`):
-            Size of a checkpoint on disk.
+            Size of a checkpoint on disk, in bytes.
         notes (`Sequence[str]`):
-            What the figures assume.
+            Assumptions behind the figures.
     """
 
     title: str
@@ -137,21 +139,21 @@ class TrialReport:
 
     @property
     def peak(self) -> float:
-        """Bytes of a process at most, over all phases."""
+        """Peak memory of a process over all phases, in bytes."""
         return max([self.loading, *(phase.measured.peak for phase in self.phases if phase.measured is not None)])
 
     def left(self, peak: float) -> float:
-        """Bytes that are left at a peak."""
+        """Return the memory in bytes that is left if a process takes `peak` bytes."""
         return self.total - self.num_sharing * peak
 
     def seconds_of(self, name: str) -> float | None:
-        """Return the seconds of a phase; `None` if it was not tried, or did not fit."""
+        """Return the seconds of a phase, or `None` if it was not tried or did not fit."""
         found = (phase.measured.seconds for phase in self.phases if phase.name == name and phase.measured is not None)
         return next(found, None)
 
     @property
     def step_seconds(self) -> float | None:
-        """Expected seconds of an optimizer step with its share of a rollout; `None` if a part is not known."""
+        """Expected seconds per optimizer step, including its share of a rollout; `None` if a part is unknown."""
         sampling, update = self.seconds_of("sampling"), self.seconds_of("update of this rollout")
         if sampling is None or update is None:
             return None
@@ -162,7 +164,7 @@ class TrialReport:
 
     @property
     def run_seconds(self) -> float | None:
-        """Expected seconds of the whole run after loading; `None` if a part is not known."""
+        """Expected seconds of the whole run after loading; `None` if a part is unknown."""
         step, schedule = self.step_seconds, self.schedule
         if step is None:
             return None
@@ -186,7 +188,7 @@ class TrialReport:
                 lines.append(f"{phase.name:<34}{'out of memory':>14}")
             else:
                 lines.append(self._row(phase.name, phase.measured.seconds, phase.measured.peak))
-            lines += indented_lines(phase.what)
+            lines += indented_lines(phase.description)
         lines += ["", "Expected", *self._expected()]
         lines += ["", "Assumed", *(line for note in self.notes for line in indented_lines(note, "- "))]
         verdicts = [phase.describe_problem() for phase in self.phases if not phase.fits]
@@ -207,13 +209,18 @@ class TrialReport:
                 f"peak memory: {self.num_sharing} processes x {format_bytes(self.peak)} of {format_bytes(self.total)}"
             )
         if step is not None:
-            lines += indented_lines(f"an optimizer step with its share of a rollout: {format_estimate(step)}")
+            lines += indented_lines(f"an optimizer step, including its share of a rollout: {format_estimate(step)}")
         parts = [f"{schedule.num_steps:,} optimizer steps"]
         if schedule.num_evaluations:
             parts.append(f"{schedule.num_evaluations:,} evaluations of {schedule.batches_per_evaluation:,} batches")
         if schedule.num_checkpoints:
-            parts.append(
-                f"{schedule.num_checkpoints:,} checkpoints of {format_bytes(self.checkpoint_bytes)} on the disk"
-            )
-        took = "not known, because a part of it did not fit" if run is None else format_estimate(run)
-        return lines + indented_lines(f"the run after loading: {took} ({', '.join(parts)})")
+            parts.append(f"{schedule.num_checkpoints:,} checkpoints of {format_bytes(self.checkpoint_bytes)}")
+        took = "unknown, because a part of it did not fit" if run is None else format_estimate(run)
+        lines += indented_lines(f"the run after loading: {took} ({', '.join(parts)})")
+        if schedule.num_checkpoints:
+            # A new checkpoint is written before the oldest one is deleted.
+            on_disk = schedule.num_checkpoints
+            if schedule.max_checkpoints_kept is not None:
+                on_disk = min(on_disk, schedule.max_checkpoints_kept + 1)
+            lines += indented_lines(f"disk: {format_bytes(on_disk * self.checkpoint_bytes)} for checkpoints")
+        return lines

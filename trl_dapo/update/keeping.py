@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a block may change, and leaves as it was: random states, attributes, weights, an optimizer."""
+"""Restoring what a block changes: random states, attributes, weights, modules and optimizers."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def keeping_random_state() -> Iterator[None]:
-    """Put the random states of Python, NumPy and torch, of all GPUs too, back at the end of a block."""
+    """Restore the random states of Python, NumPy and torch, including those of all GPUs, at the end of a block."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
@@ -30,7 +30,7 @@ def keeping_random_state() -> Iterator[None]:
 
 @contextmanager
 def keeping_attributes(*owners: Any) -> Iterator[None]:
-    """Put the attributes of objects back at the end of a block. What an attribute holds is not copied."""
+    """Restore the attributes of objects at the end of a block. Values of attributes are not copied."""
     before = [dict(vars(owner)) for owner in owners]
     try:
         yield
@@ -41,7 +41,7 @@ def keeping_attributes(*owners: Any) -> Iterator[None]:
 
 
 class SavedWeights:
-    """Copies, in the machine's memory, of what training changes of a model: trained weights and buffers."""
+    """Copies in the machine's memory of what training changes in a model: trained weights and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         changing: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
@@ -61,11 +61,17 @@ class SavedWeights:
 @contextmanager
 def keeping_modules(model: nn.Module) -> Iterator[None]:
     """
-    Put the attributes of each part of a model back at the end of a block, its training or evaluation mode among them,
-    and the buffers that the part replaced. Gradients are deleted.
+    Restore each module of a model at the end of a block: its attributes, which include whether it is in training mode,
+    its buffers and its hooks. Gradients are deleted.
     """
     modules = [*model.modules()]
     buffers = [(dict(module._buffers), set(module._non_persistent_buffers_set)) for module in modules]
+    hooks = [
+        (registered, dict(registered))
+        for module in modules
+        for name, registered in vars(module).items()
+        if "_hooks" in name and isinstance(registered, dict)
+    ]
     try:
         with keeping_attributes(*modules):
             yield
@@ -75,12 +81,15 @@ def keeping_modules(model: nn.Module) -> Iterator[None]:
             module._buffers.update(tensors)
             module._non_persistent_buffers_set.clear()
             module._non_persistent_buffers_set.update(not_persistent)
+        for registered, before in hooks:
+            registered.clear()
+            registered.update(before)
         model.zero_grad(set_to_none=True)
 
 
 @contextmanager
 def keeping_state(*owners: Any) -> Iterator[None]:
-    """Put the states of optimizers and of gradient scalers back at the end of a block; an owner may be `None`."""
+    """Restore the states of optimizers and gradient scalers at the end of a block. An owner may be `None`."""
     before = [(owner, copy.deepcopy(owner.state_dict())) for owner in owners if owner is not None]
     try:
         yield
