@@ -49,6 +49,7 @@ def test_nothing_behind_a_stop_is_in_the_loss_and_only_what_reached_the_limit_is
         generation_kwargs={"eos_token_id": stops},
         use_dynamic_sampling=dynamic,
         use_transformers_continuous_batching=continuous,
+        transformers_continuous_batching_config={"num_blocks": 64, "max_batch_tokens": 64} if continuous else None,
         max_completion_length=LIMIT,
         max_steps=1,
         **(PAPER if dynamic else {}),
