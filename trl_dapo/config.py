@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What DAPO changes in [`~trl.GRPOConfig`], what it adds, and what it refuses."""
+"""The settings of a DAPO run: those of [`~trl.GRPOConfig`], some with other defaults, and those that DAPO adds."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,17 +17,20 @@ from .settings.sampling_defaults import SAVINGS, normalize
 from .settings.warnings import leave_out_renaming_warnings
 
 
-# Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
+# Share of `ddp_timeout` that a request may take. A request that fails then raises an error that names the server
+# before the other processes time out.
 REQUEST_SHARE = 0.9
-# Fields that are a mapping, or the path of a file with one.
+# Fields that take a mapping, or the path of a file that contains one.
 MAPPING_OR_FILE = ("accelerator_config", "fsdp_config", "deepspeed")
-# The sizes that follow from others where they are not stated.
+# Batch sizes that are computed from others unless they are set.
 BATCH_SIZES = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
-CLIP_HIGHER = float("0.28")  # an object that nobody has who writes 0.28: left alone, it follows `epsilon`
+# The default of `epsilon_high`. As an object of its own it differs from a 0.28 that the user sets: only the default
+# is replaced if the user changes `epsilon` alone.
+CLIP_HIGHER = float("0.28")
 
 
 def _choices(name: str) -> dict[str, list]:
-    """What the command line offers."""
+    """Return the metadata of a field that lists its choices on the command line."""
     return {"choices": [choice for choice in CHOICES[name] if choice is not None]}
 
 
@@ -46,52 +49,57 @@ class DAPOConfig(GRPOConfig):
         > Batch sizes in prompts
 
         prompts_per_rollout (`int`, *optional*):
-            Prompts of a rollout batch; the paper: 512. `gradient_accumulation_steps` and `steps_per_generation` follow
-            from it, for any number of processes: a recipe trains on the same batches everywhere. Defaults to
-            `prompts_per_step`: one optimizer step a rollout.
+            Number of prompts in a rollout batch. The paper uses 512. `gradient_accumulation_steps` and
+            `steps_per_generation` are computed from it for any number of processes, so a recipe trains on the same
+            batches everywhere. Defaults to `prompts_per_step`, which gives one optimizer step per rollout.
         prompts_per_step (`int`, *optional*):
-            Prompts of an optimizer step; the paper: 32. It must divide `prompts_per_rollout`, its default. A step
-            takes its rows from the whole rollout at random, as in [`~trl.GRPOTrainer`].
+            Number of prompts in an optimizer step. The paper uses 32. It must divide `prompts_per_rollout`, which is
+            also its default. The rows of a step are taken from the whole rollout at random, as in
+            [`~trl.GRPOTrainer`].
 
         > Clip-Higher and the token mean
 
         epsilon (`float`, *optional*, defaults to `0.2`):
             Lower clip of a token's probability ratio: `1 - epsilon`.
         epsilon_high (`float`, *optional*, defaults to `0.28`):
-            Upper clip: `1 + epsilon_high`. It is larger than `epsilon`, so that unlikely tokens can become likely and
-            the entropy does not collapse. Where it is `None`, or only `epsilon` is changed, it is `epsilon`.
+            Upper clip of a token's probability ratio: `1 + epsilon_high`. It is larger than `epsilon`, so that
+            unlikely tokens can become likely and the entropy does not collapse. If it is `None`, or if only `epsilon`
+            is changed, `epsilon` is used.
         beta (`float`, *optional*, defaults to `0.0`):
             Weight of the KL term. DAPO has none.
         loss_type (`str`, *optional*, defaults to `"dapo"`):
-            `"dapo"`: every token of an optimizer step weighs the same. Other values are TRL's.
+            With `"dapo"` every token of an optimizer step has the same weight. The other values are those of
+            [`~trl.GRPOConfig`].
         delta (`float`, *optional*):
-            TRL's bound on the unclipped ratio, the dual clip. Where the advantage is negative, a token's loss does not
-            grow once its ratio passes this. Use at least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it
-            `clip_ratio_c` (`ratio_clip_c`) and set 10.0. `None` turns it off, as in the paper.
+            TRL's bound on the unclipped ratio (dual clip). If the advantage is negative, a token's loss stops growing
+            when its ratio exceeds this bound. Use at least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it
+            `clip_ratio_c` (`ratio_clip_c`) and set it to 10.0. `None` turns it off, as in the paper.
 
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
             How the ratio between the model's and vLLM's probabilities is bounded: `"token_truncate"`, `"token_mask"`,
             `"sequence_truncate"` or `"sequence_mask"`, the default of [`~trl.GRPOConfig`]. The ratio of a token stays
-            near 1. The ratio of a completion does not: where vLLM's log-probabilities differ by 0.02 a token, the
-            mean weight of a completion falls to 0.38 at 8k tokens and to 0.15 at 20k.
+            near 1. The ratio of a completion does not: if vLLM's log-probabilities differ by 0.02 per token, the mean
+            weight of a completion falls to 0.38 at 8k tokens and to 0.15 at 20k.
         vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
-            Upper bound of that ratio; 3.0 in [`~trl.GRPOConfig`].
+            Upper bound of that ratio. The default of [`~trl.GRPOConfig`] is 3.0.
 
         > LoRA with vLLM
 
         vllm_lora_sync (`str`, *optional*):
-            What vLLM gets at every sync of a model with LoRA. `"adapter"`: the adapter alone. A server must be started
-            with `--enable-lora`, and must see `output_dir`. `"merge"`: all weights, with the adapter merged into
-            them, as in [`~trl.GRPOTrainer`]. Defaults to `"adapter"` where vLLM can serve it, else `"merge"`.
+            What is sent to vLLM when a model with LoRA is synchronized. `"adapter"` sends only the adapter. A server
+            must then be started with `--enable-lora`, and must have access to `output_dir`. `"merge"` sends all
+            weights, with the adapter merged into them, as in [`~trl.GRPOTrainer`]. Defaults to `"adapter"` if vLLM can
+            serve the adapter, otherwise to `"merge"`.
 
         > Micro-batches
 
         max_tokens_per_microbatch (`int`, *optional*):
-            Tokens that a micro-batch may have, padding included. A longer row goes alone. Each optimizer step is cut
-            into as many micro-batches as that takes, the same number on every rank. `per_device_train_batch_size` may
-            stay 1 beside it: `prompts_per_step` sizes the step. SkyRL calls it by the same name, verl
-            `ppo_max_token_len_per_gpu`, slime `max_tokens_per_gpu`, NeMo RL `train_mb_tokens`. Defaults to
-            `gradient_accumulation_steps` micro-batches of equal padded cost, without a bound.
+            Largest number of tokens of a micro-batch, padding included. A row that is longer is a micro-batch of its
+            own. Each optimizer step is cut into as many micro-batches as are needed, the same number on every process.
+            `per_device_train_batch_size` can stay 1, because `prompts_per_step` sets the size of a step. SkyRL uses
+            the same name; verl calls it `ppo_max_token_len_per_gpu`, slime `max_tokens_per_gpu`, and NeMo RL
+            `train_mb_tokens`. By default there is no bound, and a step is cut into `gradient_accumulation_steps`
+            micro-batches of equal padded cost.
 
         > Dynamic sampling
 
@@ -101,110 +109,122 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_max_gen_batches (`float`, *optional*, defaults to `10.0`):
             The most completions that one rollout may sample, in rollout batches. Sampling continues until the batch is
             full or this limit is reached. `1.0` is the budget of [`~trl.GRPOTrainer`]: a rollout then never costs more
-            than GRPO's, and its batch stays short if groups are dropped. `0` is no limit. If less is left than a
-            quarter of a batch, or than an equal share of whole groups for every process, no further prompts are
-            sampled.
+            than GRPO's, and its batch stays short if groups are dropped. `0` means no limit. If less is left than a
+            quarter of a batch, or too little for every process to sample the same number of whole groups, no further
+            prompts are sampled.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when that limit is reached and the batch is not full. `"top_up"` trains on the groups that were
-            accepted; the rest of the batch is filled with rows that weigh nothing. `"error"` stops the run and says
+            accepted; the rest of the batch is filled with rows that have no weight. `"error"` stops the run and says
             why groups were dropped.
         dynamic_sampling_stop_after (`int`, *optional*, defaults to `20`):
             Stop the run after this many rollouts in a row that accepted no group, with a checkpoint and advice.
-            `trl-dapo train` then exits with status 3. `0` never stops. Without a limit
-            (`dynamic_sampling_max_gen_batches=0`) a rollout ends, and the run with it, after 10 times as many batches
-            of completions in a row without an accepted group.
+            `trl-dapo train` then exits with status 3. `0` never stops the run. Without a limit per rollout
+            (`dynamic_sampling_max_gen_batches=0`) the run stops within a rollout, after 10 times this number of
+            batches of completions in a row without an accepted group.
         max_tokens_generated (`int`, *optional*):
-            The run ends after so many generated tokens, dropped groups included, and trains on the last rollout first.
+            End the run after this number of generated tokens, including those of dropped groups. The last rollout is
+            still trained on.
         dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions that make the task reward. It decides whether a group is accepted and which
-            completions are right. Defaults to all but length penalties: a group of wrong completions of different
-            lengths teaches nothing but length. With several functions groups are accepted by their weighted sum, and
-            nothing says which completions are right.
+            Names of the reward functions that form the task reward. The task reward decides whether a group is
+            accepted and which completions are correct. Defaults to all functions except length penalties, because from
+            a group of incorrect completions of different lengths a model would only learn to be short or long. With
+            several functions, groups are accepted by their weighted sum, and no completion counts as correct or
+            incorrect.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
-            Accept a group only if more than this share of it is right. At `0.0` rewards only have to differ.
+            Accept a group only if more than this share of its completions is correct. With `0.0` the rewards only have
+            to differ.
         dynamic_sampling_max_accuracy (`float`, *optional*, defaults to `1.0`):
-            Accept a group only if less than this share of it is right. At `1.0` rewards only have to differ.
+            Accept a group only if less than this share of its completions is correct. With `1.0` the rewards only have
+            to differ.
         dynamic_sampling_accuracy_threshold (`float`, *optional*, defaults to `0.0`):
-            A completion is right if its task reward exceeds this.
+            A completion is correct if its task reward exceeds this value.
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
             `"filter"` samples further prompts until the batch is full of accepted groups. `"paper"` does the same
             without the three savings below: surplus groups are discarded, no prompt is skipped, and every group is
             sampled whole. `"replace"` stops when `min_replace_ratio` of the batch is accepted, and fills the rest with
-            copies of accepted groups (Polaris). `"mask"` samples once: dropped groups stay in the batch and weigh
-            nothing.
+            copies of accepted groups, as Polaris does. `"mask"` samples once: dropped groups stay in the batch, but
+            have no weight.
         dynamic_sampling_max_round_size (`int`, *optional*):
-            Prompts that one round may draw, and `num_generations` times as many completions, those that complete a
-            group among them. Defaults to no limit with vLLM or continuous batching, where it also bounds the calls of
-            an evaluation, else to the generation batch: transformers runs a round as one batch.
+            Largest number of prompts in a round. A round samples at most `num_generations` times as many completions,
+            including those that complete partial groups. Without vLLM or continuous batching the default is the
+            generation batch, because transformers runs a round as one batch. Otherwise there is no limit by default,
+            and a limit also bounds the calls of an evaluation.
         batch_multiplier (`float`, *optional*):
-            Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). By default a round
-            asks for the missing groups divided by the acceptance rate so far, and for more where a round costs much.
+            Size of every round in rollout batches, as in the recipes of verl and NeMo RL, which set 3.0. By default
+            the number of prompts in a round is the number of missing groups divided by the acceptance rate so far, and
+            a few more if a further round would take long.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
-            With `dynamic_sampling_mode="replace"`: share of the batch to accept before copies fill the rest.
+            With `dynamic_sampling_mode="replace"`, the share of the batch that has to be accepted before copies fill
+            the rest.
         dynamic_sampling_surplus (`str`, *optional*):
-            What to do with accepted groups beyond the batch. `"carry"` trains on them in the next rollout, one rollout
-            off-policy, with the log-probabilities of the policy that sampled them. `"discard"` does not. Defaults to
-            `"carry"` where the run supports it; of what is off, as with the next two, a line at the start says why.
+            What to do with accepted groups that the batch has no room for. `"carry"` trains on them in the next
+            rollout, one rollout off-policy, with the log-probabilities of the policy that sampled them. `"discard"`
+            drops them. Defaults to `"carry"` if the run supports it. If this setting or one of the next two is off by
+            default, a line at the start of the run says why.
         dynamic_sampling_screen (`str`, *optional*):
-            How many completions of a prompt to sample first, such as `"4"`. The rest of its group is sampled only if
-            their rewards differ, together with the next prompts. A group that is whole is scored again, in one call,
-            and those rewards count. `"on"` takes the cheapest number for each prompt, by its pass rate or that of all
-            prompts. `"auto"` does so only while few groups are accepted. `"off"` samples whole groups at once.
-            Carrying completes started groups in the next rollout. Defaults to `"on"` if the rewards say which
-            completions are right, except with tools, or with transformers on a GPU.
+            Number of completions of a prompt to sample first, such as `"4"`. The rest of the group is sampled,
+            together with the next prompts, only if the rewards of the first completions differ. Then the whole group
+            is scored again, in one call, and those rewards count. `"on"` chooses the cheapest number for each prompt,
+            by its pass rate or by that of all prompts. `"auto"` does so only while few groups are accepted (below
+            20%), and samples whole groups otherwise. `"off"` always samples whole groups. With carried surplus,
+            partial groups are completed in the next rollout. Defaults to `"auto"` if the rewards say which completions
+            are correct, and to `"off"` otherwise, with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
-            Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
-            `"auto"` skips only while few groups are accepted. The folder of an evaluation of the training prompts, of
-            an earlier run or of a checkpoint is remembered from the start. Defaults to `True` where the rewards say
-            which completions are right.
+            Whether to remember each prompt's pass rate, and to skip prompts that are likely to be dropped for a while.
+            `"auto"` skips prompts only while few groups are accepted (below 20%). A folder makes a run know pass rates
+            from the start: that of an evaluation of the training prompts, of an earlier run, or of a checkpoint.
+            Defaults to `"auto"` if the rewards say which completions are correct, and to `False` otherwise.
 
         > vLLM's server
 
         rollouts_ahead (`int`, *optional*, defaults to `0`):
-            With `1`, the server samples the next rollout's first round while this rollout trains. With `2` and a LoRA
-            adapter, it samples two rollouts group by group, and waits for no longest. Rows train with the
-            log-probabilities of the policy that sampled them. Needs `vllm_mode="server"` and
-            `dynamic_sampling_surplus="carry"`. `0` takes turns.
+            Number of rollouts that a vLLM server samples ahead. With `1`, the server samples the first round of the
+            next rollout while this rollout is trained on. With `2` and a LoRA adapter, it samples two rollouts ahead,
+            group by group, so no round waits for its longest completion. Rows train with the log-probabilities of the
+            policy that sampled them. Needs `vllm_mode="server"` and `dynamic_sampling_surplus="carry"`. With `0`
+            sampling and training take turns.
         vllm_request_timeout (`float`, *optional*):
-            Seconds that a request to the server may take. Defaults to nine tenths of `ddp_timeout`, for which the
-            other processes wait. (`vllm_server_timeout` bounds its start.)
+            Seconds that a request to the server may take. Defaults to 90% of `ddp_timeout`, which is how long the
+            other processes wait. (`vllm_server_timeout` bounds the time that the server may take to start.)
 
         > Overlong completions
 
         overlong_buffer_length (`int`, *optional*):
-            The paper's L_cache, in tokens: 4,096 of 20,480 there. Completions longer than `max_completion_length -
-            overlong_buffer_length` are punished in proportion, down to `-overlong_penalty_factor`.
+            Length in tokens of the interval below `max_completion_length` in which completions are punished, the
+            paper's L_cache. The paper uses 4,096 of 20,480. The reward falls linearly, from 0 at
+            `max_completion_length - overlong_buffer_length` to `-overlong_penalty_factor` at `max_completion_length`.
         overlong_penalty_factor (`float`, *optional*, defaults to `1.0`):
             Size of the punishment at `max_completion_length`.
         overlong_filtering (`bool`, *optional*):
-            Whether completions cut off by `max_completion_length` are left out of the loss. It is another name for
-            TRL's `mask_truncated_completions`, which holds the value.
+            Whether to leave completions that `max_completion_length` cut off out of the loss. This is another name for
+            TRL's `mask_truncated_completions`, in which the value is stored.
 
         > Reward scaling
 
         reward_scaling (`list[float]`, *optional*):
-            Source minimum, source maximum, target minimum, target maximum, for instance `[0.0, 1.0, -1.0, 1.0]`. The
-            task's rewards are clamped to the source range and mapped linearly to the target range. The accuracy
-            threshold applies to the scaled reward, also in evaluation, which logs the rewards unscaled.
+            Source minimum, source maximum, target minimum and target maximum, for example `[0.0, 1.0, -1.0, 1.0]`. The
+            rewards of the task are clamped to the source range and mapped linearly to the target range. The accuracy
+            threshold applies to the scaled reward, also in evaluation. Evaluation logs the unscaled rewards.
 
         > Evaluation during training
 
         eval_temperature (`float`, *optional*):
-            Temperature of evaluation. Defaults to `temperature`.
+            Temperature in evaluation. Defaults to `temperature`.
         eval_top_p (`float`, *optional*):
-            Nucleus of evaluation; the paper: 0.7. Defaults to `top_p`.
+            Top-p in evaluation. The paper uses 0.7. Defaults to `top_p`.
         eval_top_k (`int`, *optional*):
-            Number of tokens that evaluation samples from. Defaults to `top_k`.
+            Top-k in evaluation. Defaults to `top_k`.
 
         > Logging
 
         log_groups (`int`, *optional*, defaults to `4`):
-            The ledger, `rollouts/` in the output folder, has a row for every group. Of so many a rollout, dropped ones
-            too, it keeps prompt and completions as text; `trl-dapo report` shows them. See [`~trl_dapo.run.ledger`].
+            Number of groups per rollout, including dropped ones, whose prompt and completions are stored as text.
+            `trl-dapo report` shows them. The ledger, `rollouts/` in the output folder, has a row for every group. See
+            [`~trl_dapo.run.ledger`].
 
     Raises:
-        ValueError: If a value is out of range or contradicts another; the message says what to change.
+        ValueError: If a value is out of range or contradicts another. The message says what to change.
 
     Example:
 
@@ -268,7 +288,7 @@ class DAPOConfig(GRPOConfig):
         # One field holds the setting, so that a config made from this one's fields can change it by either name.
         self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
         self.overlong_filtering = None
-        # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
+        # `super()` counts the processes too, but only after it has read the batch sizes that depend on their number.
         num_processes = num_processes_of("WORLD_SIZE")
         if self._in_prompts:
             defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
@@ -277,26 +297,27 @@ class DAPOConfig(GRPOConfig):
             self.steps_per_generation = sizes["steps_per_generation"]
         rows = self.per_device_train_batch_size * num_processes * (self.steps_per_generation or 0)
         if self._in_prompts:
-            self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
-        elif self.generation_batch_size == rows:  # a config that is made from another one's `to_dict` states both
+            self.generation_batch_size = None  # `super()` refuses both sizes, and computes one from the other
+        elif self.generation_batch_size == rows:  # both are set in a config that is made from another's `to_dict`
             self.generation_batch_size = None
             stated.discard("generation_batch_size")
-        asked = self.generation_batch_size
+        requested_batch_size = self.generation_batch_size
         leave_out_renaming_warnings()
         try:
             super().__post_init__()
         except ValueError as error:
-            # TRL names sizes that it worked out itself, or no value, and no way out.
+            # TRL's own messages name sizes that the user did not set, or no value, and do not say what to change.
             if "must be divisible by num_generations" in str(error):
                 steps = vars(self)["steps_per_generation"]  # an integer by now
-                raise ValueError(describe_torn_group(self, steps, self.world_size, asked)) from None
+                raise ValueError(describe_torn_group(self, steps, self.world_size, requested_batch_size)) from None
             if "can not be both configured" in str(error) or "divisible by the global batch size" in str(error):
                 count_microbatches(self, self.world_size)
             raise
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
-                f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
-                f"{self.world_size}. Without a GPU set `use_cpu`; else use `accelerate launch`, or unset it."
+                f"The batch sizes were computed for {num_processes} processes (WORLD_SIZE), but this launch has "
+                f"{self.world_size}. Without a GPU set `use_cpu=True`. Otherwise use `accelerate launch`, or unset "
+                "WORLD_SIZE."
             )
         check_rules(self, groups_per_rollout=self.groups_per_rollout)
         for name in BATCH_SIZES:
@@ -305,7 +326,7 @@ class DAPOConfig(GRPOConfig):
                 setattr(self, name, WorkedOut(value))
 
     def _check_mappings(self) -> None:
-        """Refuse text that transformers could not read as a mapping, with the name of its field."""
+        """Refuse text that transformers could not read as a mapping. The error names the field."""
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             is_mapping = name.endswith("_kwargs") or name == "transformers_continuous_batching_config"
@@ -314,7 +335,7 @@ class DAPOConfig(GRPOConfig):
                 read_mapping(name, value)
 
     def _forget_worked_out_sizes(self) -> None:
-        """Leave out the batch sizes that another config worked out from fields that this one may have changed."""
+        """Reset the batch sizes that another config computed from fields that may have changed since."""
         for name in BATCH_SIZES:
             if isinstance(getattr(self, name), WorkedOut):
                 setattr(self, name, self._default_of(name))
@@ -333,17 +354,17 @@ class DAPOConfig(GRPOConfig):
 
     @property
     def groups_per_rollout(self) -> int:
-        """Groups of a rollout batch (`int`), of which TRL works out the rows."""
+        """Number of groups in a rollout batch (`int`), computed from TRL's number of rows."""
         assert self.generation_batch_size is not None
         assert self.num_generations is not None
         return self.generation_batch_size // self.num_generations
 
     @property
     def batch_arithmetic(self) -> str:
-        """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
+        """One line that gives a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
         return describe_batches(self, vars(self), self.world_size)
 
     @property
     def vllm_request_seconds(self) -> float:
-        """Seconds that a request to vLLM's server may take."""
+        """Seconds that a request to the vLLM server may take."""
         return REQUEST_SHARE * self.ddp_timeout if self.vllm_request_timeout is None else self.vllm_request_timeout
