@@ -86,20 +86,22 @@ class PromptMemory(SelectionPolicy):
     name = "memory"
     needs_counts = True
 
-    # A pass rate has a Beta posterior: a prior, fitted to the visits at all prompts, and the evidence of its own visits.
-    # Policies learn, and what was seen of an earlier one misleads. So each look asks: would half the evidence have
-    # foretold it better than all of it? The log of how much better is summed over the visits, never below zero (Page's
-    # test for a change, Biometrika 41, 1954). Above a bound the policy has learnt: all that is known, of each prompt
-    # and of the population, then counts half. Skipping by what was seen is GRESO's idea
-    # (https://huggingface.co/papers/2506.02177), whose waits have no bound.
+    # A pass rate has a Beta posterior: a prior that is fitted to the observations of all prompts, and the evidence of
+    # its own observations. The policy learns, so old observations become misleading. Each new one therefore asks: would
+    # half the evidence have predicted it better than all of it? The log of how much better is summed over observations,
+    # and never falls below zero (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a bound, the policy
+    # has changed, and the weight of everything known is halved, of each prompt and of the population. Skipping prompts
+    # by what was seen of them is GRESO's idea (https://huggingface.co/papers/2506.02177), whose waits have no bound.
 
-    # What is known counts so much after a change, and earlier visits at each new one: two groups at most, so that a
-    # prompt learnt alone is noticed too. MoPPS's recipes fade by as much (https://huggingface.co/papers/2507.04632).
+    # The factor of everything known after a change, and of a prompt's earlier observations at each new one. With it the
+    # evidence is worth two groups at most, so a prompt that alone was learned is noticed too. MoPPS's recipes use the
+    # same factor (https://huggingface.co/papers/2507.04632).
     KEPT = 0.5
     # If nothing is learned and pass rates are Beta-distributed, a sum of log-likelihood ratios exceeds this at most
     # once in e^10 = 22,000 observations (Lorden, Ann. Math. Stat. 42, 1971).
     MOST_SURPRISE = 10.0
-    # A prompt half as promising as an unseen one is looked at as rarely as any. A lower power samples more.
+    # A prompt with half the predicted acceptance of an unseen one is sampled as rarely as allowed. A lower power
+    # samples such prompts more often.
     VISITS_POWER = 5
 
     _STATE = ("seed", "_num_draws", "_age", "_surprise")
@@ -194,12 +196,14 @@ class PromptMemory(SelectionPolicy):
             whole = log_likelihood(num_correct, num_incorrect, *self._posterior(record))
             half = log_likelihood(num_correct, num_incorrect, *self._posterior(record, self.KEPT))
             self._surprise = max(self._surprise + half - whole, 0.0)
-            if self._surprise > self.MOST_SURPRISE:  # half of what is known would have foretold the last visits better
+            if (
+                self._surprise > self.MOST_SURPRISE
+            ):  # half of what is known would have predicted the last observations better
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
             record.num_passes = 1
         kept = self._fade(record)
-        if not is_rest and num_scored:  # a new look: earlier ones count half
+        if not is_rest and num_scored:  # earlier observations count half
             kept *= self.KEPT
         record.evidence_correct = kept * record.evidence_correct + num_correct
         record.evidence_wrong = kept * record.evidence_wrong + (num_scored - num_correct)

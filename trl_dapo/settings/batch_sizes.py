@@ -46,8 +46,8 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
         if (value := getattr(settings, size)) not in (worked_out, defaults[size]):
             raise ValueError(
                 f"`{size}={value}` contradicts {rollout} prompts per rollout and {step} per optimizer step, "
-                f"which make it {worked_out} with {describe_launch(num_processes, per_device_train_batch_size)}. Leave it out, "
-                "or leave out `prompts_per_rollout` and `prompts_per_step`."
+                f"which make it {worked_out} with {describe_launch(num_processes, per_device_train_batch_size)}. "
+                "Leave it out, or leave out `prompts_per_rollout` and `prompts_per_step`."
             )
     return sizes
 
