@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer is made of, from plain values, and what it refuses before anything is generated."""
+"""
+Functions that make the parts of a trainer from plain values, and refuse what cannot work before anything is generated.
+"""
 
 import copy
 import inspect
@@ -33,7 +35,7 @@ from .settings.sampling_defaults import PAPER, SamplingChoice, why_not_screened
 
 
 OF_SAMPLING = "dynamic_sampling_", "batch_multiplier", "min_replace_ratio"
-# Of these, what says what is right, too, and what bounds an evaluation's calls.
+# Evaluation uses these too: they decide which completions are correct, and limit the calls of an evaluation.
 OF_OTHERS = "rewards", "min_accuracy", "max_accuracy", "accuracy_threshold", "max_round_size"
 
 
@@ -63,7 +65,7 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
             f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
             "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
         )
-    return copy.copy(args)  # what is left alone is settled for one trainer, and may be otherwise for the next
+    return copy.copy(args)  # what is not set is decided for one trainer, and may be decided differently for the next
 
 
 def check_adapter(model: str | PreTrainedModel | PeftModel, beta: float) -> None:

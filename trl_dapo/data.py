@@ -3,7 +3,7 @@
 """
 From a file or a dataset on the Hub to the prompts of training and of evaluations.
 
-Rows are taken as they are, or read as math problems in one schema: `prompt`, `solution`, `source`, `id`. Which of the
+Rows are used unchanged, or read as math problems in one schema: `prompt`, `solution`, `source`, `id`. Which of the
 two is decided here ([`choose_prompt_style`]), for training and for evaluations alike.
 """
 
@@ -92,7 +92,7 @@ class _Schema(NamedTuple):
     answer: str
 
 
-# The first whose columns a file has. Where a worked `solution` stands beside the answer, the answer is the gold one.
+# The first whose columns a file has. If there are a worked `solution` and an answer, the answer is the gold one.
 _SCHEMAS = (
     _Schema("verl", "prompt", "reward_model.ground_truth"),
     _Schema("SkyRL", "prompt", "reward_spec.ground_truth"),
@@ -125,14 +125,15 @@ def load_math_dataset(
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
     docs/rewards.md lists its columns. A column `image` or `images` may have images, as the hub stores them, or paths.
-    A gold answer is one short answer. Of a worked solution it is the last box, or what follows `####`. A list of one
-    is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row is bad if its
-    answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without a box.
+    A gold answer is one short answer. The gold answer of a worked solution is its last box, or what follows `####`. A
+    list of one is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row
+    is bad if its answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without
+    a box.
 
-    Of rows with the same problem and answer the first is kept: the 960 rows of DAPO's AIME file become 30. A problem
-    with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and the
-    whitespace around them, and the messages before them and their images are equal too. Answers are the same if they
-    are equal without `$` or `\boxed{}` around them and the `.0` of a float. The counts are logged, and kept in
+    If several rows have the same problem and answer, the first is kept: the 960 rows of DAPO's AIME file become 30. A
+    problem with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and
+    the whitespace around them, and the messages before them and their images are equal too. Answers are the same if
+    they are equal without `$` or `\boxed{}` around them and the `.0` of a float. The counts are logged, and kept in
     `dataset.info.description`.
 
     Args:
@@ -163,7 +164,7 @@ def load_math_dataset(
         - `prompt` (`list[dict]` or `str`): the prompt as messages; one user message, unless `"as_is"` kept more, or
           text.
         - `solution` (`str`): the gold answer: `34`, or `$2\pi$`, where only dollars let math-verify read it.
-        - `source` (`str`): the row's `data_source` or `source`, else the name of the file or dataset.
+        - `source` (`str`): the row's `data_source` or `source`, otherwise the name of the file or dataset.
         - `id` (`str`): 16 hex digits of a hash of the problem, the same for any prompt style, file or order.
         - `images` (`list[PIL.Image.Image]`): only where a problem has any.
 
@@ -181,7 +182,7 @@ def load_math_dataset(
         rows = _hub_rows(str(path_or_hub_id), split, name)
     problems: dict[str, dict[str, Any]] = {}
     conflicting: set[str] = set()
-    bad: list[tuple[str, str]] = []  # where, and what is wrong there
+    bad: list[tuple[str, str]] = []  # where, and what the problem is
     schema, has_stopped = None, False
     for place, row in rows:
         schema = schema or _recognise(label, row)
@@ -256,9 +257,9 @@ def choose_prompt_style(
     on_bad_rows: str = "error",
 ) -> str | None:
     """
-    Decide how a dataset is read: as math problems, in the prompt style that is returned, or as it is (`None`).
+    Decide how a dataset is read: as math problems, in the prompt style that is returned, or unchanged (`None`).
 
-    Rows with a column `prompt` are taken as they are if a reward function is not of this package, and neither
+    Rows with a column `prompt` are used unchanged if a reward function is not of this package, and neither
     `prompt_style` nor `on_bad_rows` is set: it may read any column. All others are math problems. Their default style
     asks for what the reward functions read.
 
@@ -295,10 +296,10 @@ def load_prompts(
     on_bad_rows: str = "error",
 ) -> datasets.Dataset:
     """
-    Load what [`choose_prompt_style`] has decided on: math problems in a style, or with `None` the rows as they are.
+    Load what [`choose_prompt_style`] has decided on: math problems in a style, or with `None` the unchanged rows.
 
-    Math problems are those of [`load_math_dataset`]. Of rows that are taken as they are `offset` and `limit` count
-    different rows: equal rows are repeats of one problem, and come together.
+    Math problems are those of [`load_math_dataset`]. If rows are used unchanged, `offset` and `limit` count different
+    rows: equal rows are repeats of one problem, and come together.
     """
     if prompt_style is not None:
         return load_math_dataset(path_or_hub_id, split, offset, limit, prompt_style, name, on_bad_rows)
@@ -320,7 +321,7 @@ def load_prompts(
 
 
 def _file_dataset(path: Path) -> datasets.Dataset:
-    """The rows of a file as they are, with every column."""
+    """Return the unchanged rows of a file, with every column."""
     rows = []
     for place, row in _file_rows(path):
         text = json.dumps(row, ensure_ascii=False, default=lambda value: "")
@@ -380,7 +381,7 @@ def prompt_lengths(file: str, prompt_style: str | None, limit: int | None) -> tu
     """Characters of the prompts in a file: the mean, and the most, among the first of them."""
     path = find_file(file)
     if path is None:
-        raise ValueError(f"`{file}` is no file.")
+        raise ValueError(f"`{file}` is not a file.")
     around = len(PROMPT_STYLES.get(prompt_style or "") or "{problem}") - len("{problem}")
     lengths = []
     for _, row in islice(_file_rows(path), min(limit or NUM_MEASURED, NUM_MEASURED)):
@@ -467,7 +468,7 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
 
 @contextmanager
 def naming_missing_data(name: str | None) -> Iterator[None]:
-    """Says of a dataset that is not found that it is no folder here either, and what is called nearly so."""
+    """Return an error for a dataset that was not found: it is not a folder either, and what has a similar name."""
     if name is not None and not Path(name).exists():
         settle_for_the_cache()
     try:
@@ -475,8 +476,10 @@ def naming_missing_data(name: str | None) -> Iterator[None]:
     except (FileNotFoundError, ConnectionError) as error:
         if name is None or Path(name).exists():
             raise
-        said = f"`{name}` is no file and no folder here{_nearest(Path(name))}, and no dataset on the Hub that can be"
-        raise FileNotFoundError(f"{said} reached: {error}") from error
+        raise FileNotFoundError(
+            f"`{name}` is neither a file nor a folder here{_nearest(Path(name))}, and no dataset on the Hub can be "
+            f"reached by this name: {error}"
+        ) from error
 
 
 def _nearest(path: Path) -> str:
@@ -498,7 +501,7 @@ def _hub_dataset(hub_id: str, split: str, name: str | None) -> datasets.Dataset:
 def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     dataset = _hub_dataset(hub_id, split, name)
     for column in _IMAGE_COLUMNS:
-        if column in dataset.column_names:  # as they are stored: they are decoded where they are trained on
+        if column in dataset.column_names:  # as they were stored: they are decoded when they are trained on
             stored = datasets.Image(decode=False)
             is_one = isinstance(dataset.features[column], datasets.Image)
             dataset = dataset.cast_column(column, stored if is_one else datasets.List(stored))
@@ -620,7 +623,7 @@ def _recognise(label: str, row: dict[str, Any]) -> _Schema:
 
 
 def _at(row: Any, path: str) -> Any:
-    """What a row holds under a path such as `reward_model.ground_truth`; `None` if there is nothing."""
+    """Return a row's value under a path such as `reward_model.ground_truth`, or `None`."""
     for key in path.split("."):
         row = row.get(key) if isinstance(row, dict) else None
     return row
@@ -658,7 +661,7 @@ def _read_images(label: str, place: str, row: dict[str, Any]) -> list[dict[str, 
     for image in found:
         image = {"bytes": None, "path": image} if isinstance(image, str) else image
         if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
-            raise ValueError(f"{label}, {place}: {image!r:.80} is no image, expected `bytes` or a `path`.")
+            raise ValueError(f"{label}, {place}: {image!r:.80} is not an image, expected `bytes` or a `path`.")
         images.append({"bytes": image.get("bytes"), "path": image.get("path")})
     return images
 

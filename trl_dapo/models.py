@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's config says: its sizes, what they cost in memory and operations, its positions and its context."""
+"""A model's sizes according to its config, their cost in memory and operations, its positions and its context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +55,10 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
-        """Of a model with images, its text model's. Raises `ValueError` where sizes are missing or no numbers."""
+        """
+        Return the shape of a model, or of its text model if it reads images. Raises `ValueError` if sizes are missing
+        or are not numbers.
+        """
         text = {**config, **config.get("text_config", {})}
         if "kv_lora_rank" in text:
             raise ValueError("The model compresses its keys and values (`kv_lora_rank`), which a plan does not know.")
@@ -93,7 +96,7 @@ class ModelShape:
                 f"The model's config.json has no {error.args[0]!r}: its memory cannot be planned."
             ) from None
         except (TypeError, AttributeError, ZeroDivisionError):
-            raise ValueError("The model's config.json has sizes that are no numbers above 0.") from None
+            raise ValueError("The model's config.json has sizes that are not numbers above 0.") from None
 
     @property
     def linears(self) -> dict[str, tuple[int, int, int]]:
@@ -152,7 +155,7 @@ class ModelShape:
 
     @property
     def attention_cost(self) -> float:
-        """What one pair of tokens costs in attention, in units of what one token costs elsewhere: `2 L H Q / N`."""
+        """Cost of one pair of tokens in attention, relative to the cost of one token elsewhere: `2 L H Q / N`."""
         # A token takes `6 N + 12 L H Q T` operations, forward and backward (https://huggingface.co/papers/2204.02311,
         # appendix B): `N` weights, `L` layers, `H` heads of dimension `Q`, `T` tokens in its row. Nothing is taken off
         # for the causal mask: attention under a padding mask does not exploit it either.
@@ -170,7 +173,8 @@ def attention_cost_of(config: Any) -> float:
     """An estimate, of a text model's config: `0.0` where it says no sizes, or no layer sees its whole row."""
     layer_types = getattr(config, "layer_types", None)
     layer = next((layer for layer, kind in enumerate(layer_types or []) if kind in SEE_THEIR_ROW), 0)
-    # Where layers differ, the first that sees its row speaks for all: in lists, or in a config for each layer.
+    # If layers differ, in lists or in a config for each layer, the first one that attends to whole rows stands for
+    # all.
     speaker = config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
     found = {name: _number(getattr(speaker, name, None), layer) for name in _COST_FIELDS}
     said = {name: number for name, number in found.items() if number}  # not every family has every number
@@ -183,7 +187,7 @@ def attention_cost_of(config: Any) -> float:
 
 
 def _number(value: Any, layer: int) -> Any:
-    """What a config says of one layer, if it is a number."""
+    """Return a config's value for one layer, if it is a number."""
     value = value[layer] if isinstance(value, (list, tuple)) and layer < len(value) else value
     return value if isinstance(value, (int, float)) and value > 0 else None
 
@@ -195,7 +199,7 @@ def has_plain_attention(config: "PreTrainedConfig") -> bool:
 
 
 def why_positions_are_absolute(config: "PreTrainedConfig") -> str | None:
-    """What makes the log-probabilities of a model with rotary positions depend on the padding around its tokens."""
+    """Return why the log-probabilities of a model with rotary positions depend on the padding around its tokens."""
     # Most such models do beyond some thousand tokens only, where no short row shows it.
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type", rope.get("type", "default"))

@@ -16,7 +16,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_estimate(seconds: float) -> str:
-    """Of a time that is not known to the second, in the largest unit of which there are two."""
+    """Format a time that is not known to the second, in the largest unit of which there are two."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks do together: one asks and all know, one fails and all raise, rows travel from rank to rank."""
+"""Functions that all processes call together: share a result, raise an error everywhere, exchange rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def wait_for_everyone() -> None:
 
 
 def on_main_process(function: Callable, *args: Any, failed: str = "On the main process") -> Any:
-    """What `function` returns on the main process, on every rank; an error there is raised on every rank."""
+    """Call `function` on the main process and return its result on every rank. An error is raised on every rank."""
     outcome, error = None, None
     if PartialState().is_main_process:
         try:
@@ -62,7 +62,10 @@ def describe_error(error: Exception | None) -> str | None:
 
 
 def exchange(sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> Tensor:
-    """Sends so many lines of a tensor to each rank, and returns those of each rank, in order. Every rank calls it."""
+    """
+    Send the given number of rows of a tensor to each rank, and return those from each rank, in order. Every rank must
+    call it.
+    """
     received = sent.new_empty(sum(from_ranks), *sent.shape[1:])
     dist.all_to_all_single(received, sent, list(from_ranks), list(to_ranks))
     return received

@@ -41,7 +41,8 @@ def calculate(expression: str) -> str:
     Returns:
         The value; integers are exact.
     """
-    # No `Raises` above: a model is shown this docstring. Whatever is wrong is a `ValueError`, of which it is told.
+    # There is no `Raises` above, because the model is shown this docstring. Every mistake is a `ValueError`, which it
+    # is told about.
     if not isinstance(expression, str):
         raise ValueError(f"{expression!r} is not an arithmetic expression.")
     if len(expression) > _LONGEST_EXPRESSION:
@@ -76,7 +77,7 @@ def _value(node: ast.expr) -> int | float:
         if node.func.id in ("factorial", "comb", "perm"):
             _refuse_above(_LARGEST_FACTORIAL, max(arguments, default=0), f"the argument of {node.func.id}")
         if node.func.id == "round" and len(arguments) == 2:
-            # Of an integer it computes 10**-digits.
+            # For an integer, `round` computes 10**-digits.
             _refuse_above(_MOST_BITS, abs(arguments[1]), "the digits of round")
         value = _FUNCTIONS[node.func.id](*arguments)
     else:

@@ -222,7 +222,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         )
 
     def _set_up_run(self) -> None:
-        """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""
+        """Make the parts that accompany the training loop: scores, stopwatch, rollouts ahead, callbacks."""
         args, sampler = self.args, self._sampler
         samples_elsewhere, kept = self.rollout_func or self.environment_factories, self._kept_columns()
         self._scores = EvaluationScores(self.num_generations_eval)
@@ -296,7 +296,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         }
 
     def _choose_task(self) -> None:
-        """What decides, by today's weights: a callback may have changed them."""
+        """The task reward with the present reward weights, which a callback may have changed."""
         weights = self.reward_weights.tolist()
         if weights != self._weights_of_task:
             self._weights_of_task, names = weights, self.reward_func_names
@@ -310,7 +310,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         error = None
         self._choose_task()
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
-        logged: dict[str, list] = {}  # what the rewards that decide what is right say of the completions
+        logged: dict[str, list] = {}  # the rewards that decide which completions are correct
         checked = [
             with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None, self._num_scored)
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -342,7 +342,10 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
     def score_dummy(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
     ) -> torch.Tensor:
-        """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
+        """
+        Return rewards of completions that were not generated. Each function is called within `within(name)`; nothing
+        is logged.
+        """
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
         lengths = [len(ids) for ids in completion_ids]
@@ -424,13 +427,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         def score(*batch: Any) -> torch.Tensor:
             completions.extend(receive_rows(requests, recorded, self.accelerator))
             for group, index in completions:
-                # Of an earlier policy only the engine's log-probabilities are left.
+                # Only the engine's log-probabilities are known of an earlier policy.
                 if group.policy_rollouts[index] < number and index in group.rows:
                     group.rows[index].old_logps = group.rows[index].logprobs
             return self._score_round(requests, completions, *batch)
 
-        # TRL takes one of `num_generations` prompts in a row and asks a server for as many completions of it, which is
-        # right for a number that divides the completions of each request.
+        # TRL takes every `num_generations`-th prompt and asks a server for that many completions of it, which requires
+        # a number that divides the completions of each request.
         common_divisor = math.gcd(*(request.num_completions for request in requests))
         with (
             patched(self, num_generations=common_divisor),
@@ -631,7 +634,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
 
 
 def _logged(name: str, group: PromptGroup) -> Sequence:
-    """What reward functions logged of each completion of a group in one column."""
+    """Return what reward functions logged in one column, for each completion of a group."""
     return group.extra_logs.get(name, [None] * group.num_received)
 
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the installed TRL is one that this package fits: checked when the trainer is imported.
+"""Checks that this package works with the installed TRL, when the trainer is imported.
 
-A version that was tested is not looked at. Of a newer one every name and signature of `trl_names.py` is checked, and
+A version that was tested is not checked. For a newer one, every name and signature of `trl_names.py` is checked, and
 the code of each method that is wrapped, overridden or called is compared with that of the newest tested version.
 """
 
@@ -68,12 +68,12 @@ def check_trl() -> None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version: `1.17.0.dev0` counts as 1.17.0. Of an unknown one there are none."""
+    """Return the numbers of a version: `1.17.0.dev0` counts as 1.17.0. An unknown version has none."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def find_broken() -> Iterator[str]:
-    """What TRL lacks, or takes otherwise, of what `trl_names.py` lists; a few words for each."""
+    """Return what TRL lacks or takes differently of what `trl_names.py` lists, in a few words each."""
     trainer = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
     for name, parameters in trl_names.OVERRIDES.items():
         yield from why_other(trainer, name, parameters, exactly=True)
@@ -109,7 +109,7 @@ def _is_trainer(cls: type) -> bool:
 
 
 def why_other(owner: Any, name: str, parameters: tuple[str, ...], exactly: bool = False) -> Iterator[str]:
-    """Says what is wrong with a function of `owner`; nothing if it takes these parameters, and needs no others."""
+    """Yield how a function of `owner` differs; nothing if it takes these parameters and needs no others."""
     called = f"{getattr(owner, '__name__', owner)}.{name}"
     function = getattr(owner, name, None)
     if not callable(function):

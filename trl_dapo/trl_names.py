@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every name of TRL's and transformers' trainers that this package relies on, as data.
 
-`trl_check.py` checks them when the trainer is imported beside a TRL that is newer than those that were tested.
+`trl_check.py` checks them when the trainer is imported with a TRL that is newer than those that were tested.
 `tests/trainer/test_trl_contract.py` checks each line against the installed releases, and reads the package's syntax
 for names that are missing here. The keys of a rollout are in `update.rollout_tensors.ROLLOUT_KEYS`, which
 `tests/update/test_update_trl_loss.py` checks.
@@ -78,7 +78,7 @@ LATER_NAMES = {
     "is_distributed_loading_by_transformers": "transformers 5.19.0",
 }
 
-# Methods that are called as they are, and the first parameters of each, in order: those that are passed, by position
+# Methods that are called unchanged, and the first parameters of each, in order: those that are passed, by position
 # or by keyword. A release may add others behind them that have a default.
 CALLS = {
     "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
@@ -255,7 +255,7 @@ CLIENT_OVERRIDES = {
     "_post": ("self", "url", "kwargs"),  # every request; its `json` names the `model`
 }
 
-# Attributes of VLLMGeneration that are read or set beside these.
+# Further attributes of VLLMGeneration that are read or set.
 VLLM_ATTRIBUTES = (
     "_dist",  # what shards the model: `fsdp_version`, `gather_params`
     "_llm_weights_sleeping",

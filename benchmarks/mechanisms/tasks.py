@@ -70,12 +70,12 @@ class Task(NamedTuple):
     @property
     def is_one_text(self):
         """Whether only one completion is right, so that its probability can be read off the logits."""
-        return self.is_right is whole
+        return self.is_correct is whole
 
     def reward(self, completions, solution, **kwargs):
         """Reward function: 1 where the completion is right, else -1."""
         texts = [completion[0]["content"] for completion in completions]
-        return [1.0 if self.is_right(text, right) else -1.0 for text, right in zip(texts, solution, strict=True)]
+        return [1.0 if self.is_correct(text, right) else -1.0 for text, right in zip(texts, solution, strict=True)]
 
     def held_out(self, num_problems):
         """The first held-out problems of the families that can be learnt."""

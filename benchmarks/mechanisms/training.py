@@ -65,7 +65,7 @@ def sample(model, tokenizer, task, problems, num_generations=NUM_GENERATIONS):
     texts = tokenizer.batch_decode(ids.masked_fill(~mask, tokenizer.pad_token_id), skip_special_tokens=True)
     solutions = [task.solution(problem) for problem in problems for _ in range(num_generations)]
     has_ended = ((ends * mask).sum(dim=1) > 0).numpy()
-    right = np.array([task.is_right(text, solution) for text, solution in zip(texts, solutions, strict=True)])
+    right = np.array([task.is_correct(text, solution) for text, solution in zip(texts, solutions, strict=True)])
     return right & has_ended, lengths.numpy(), ((entropies * mask).sum(dim=1) / lengths).numpy(), solutions
 
 

@@ -25,7 +25,7 @@ def test_the_only_reward_function_besides_a_length_penalty_or_the_named_one_deci
     task = choose(["accuracy", "format"], ["accuracy", "accuracy"], weights=[2.0, 0.5])
     assert (task.names, task.shaping) == (("accuracy",), ("format",))
     assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
-    assert task.is_right(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
+    assert task.is_correct(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
 
 
 def test_several_that_are_not_named_decide_by_their_sum_and_nothing_is_right_by_it():
@@ -90,12 +90,12 @@ def test_a_reward_that_equals_the_threshold_is_not_above_it_however_large():
     """float32(100.3) is 100.30000305, which is above the double 100.3 by more than 1e-6."""
     task = choose(["score"], accuracy_threshold=100.3)
     rewards_BF = torch.tensor([[100.3], [100.4]])
-    assert task.is_right(rewards_BF).tolist() == [False, True]
+    assert task.is_correct(rewards_BF).tolist() == [False, True]
     assert task.metrics([rewards_BF]) == {"task_accuracy": 0.5}
     assert task.count_correct(rewards_BF, None, [None]) == [(1, 2)]
     assert task.drop_reasons(rewards_BF[[0, 0]], None, 2) == ["all_wrong"]
     task = choose(["accuracy", "style"], ["accuracy", "style"], accuracy_threshold=100.3)
-    assert task.is_right(torch.tensor([[70.1, 30.2], [60.2, 40.1], [60.2, 40.2]])).tolist() == [False, False, True]
+    assert task.is_correct(torch.tensor([[70.1, 30.2], [60.2, 40.1], [60.2, 40.2]])).tolist() == [False, False, True]
 
 
 def test_values_that_rounding_tells_apart_are_one_value():
@@ -126,13 +126,13 @@ def test_the_weight_of_the_reward_that_decides_moves_neither_its_threshold_nor_i
     """With weight 0 accuracy says which groups train, and another reward how, as in verl's recipe."""
     task = choose(["accuracy", "style"], ["accuracy"], weights=[weight, 1.0], accuracy_threshold=0.5)
     rewards = torch.tensor([[1.0, 0.0], [0.4, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    assert task.is_right(rewards).tolist() == [True, False, True, True]
+    assert task.is_correct(rewards).tolist() == [True, False, True, True]
     assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "all_correct"]
 
 
 def test_less_of_a_reward_with_a_negative_weight_is_better():
     task = choose(["errors"], weights=[-0.25], accuracy_threshold=-1.5)
-    assert task.is_right(torch.tensor([[1.0], [2.0]])).tolist() == [True, False]
+    assert task.is_correct(torch.tensor([[1.0], [2.0]])).tolist() == [True, False]
     assert "A completion is right if minus 'errors' is above -1.5." in task.describe()
 
 

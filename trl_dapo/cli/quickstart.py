@@ -185,7 +185,7 @@ def to_dataset(problems: list[ArithmeticProblem]) -> Dataset:
 
 def measure(checkpoint: Path, problems: list[ArithmeticProblem], output_dir: Path, seed: int) -> dict:
     """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
-    # Another run's answers must not stand in for this one's.
+    # Completions of another run must not be used for this one.
     shutil.rmtree(output_dir, ignore_errors=True)
     return evaluate(
         str(checkpoint),
@@ -210,7 +210,7 @@ def exact_answer(text: str, solution: str) -> tuple[bool, str]:
 def exact_answer_reward(
     completions: list[list[dict[str, str]]], solution: list[str], **kwargs: Any
 ) -> list[float | None]:
-    """Reward function: 1.0 where the completion is the solution, else 0.0."""
+    """Reward function: 1.0 if the completion is the solution, otherwise 0.0."""
     answers = (completion[0]["content"] for completion in completions)
     return [float(answer == right) for answer, right in zip(answers, solution, strict=True)]
 
@@ -277,7 +277,7 @@ def run_quickstart(
         num_steps (`int`, *optional*, defaults to `150`):
             Optimizer steps of `GRPOTrainer`. `DAPOTrainer` stops as soon as it has generated as many tokens.
         console ([`~rich.console.Console`], *optional*):
-            Where everything is printed. Standard output by default.
+            Console for all output. Standard output by default.
 
     Returns:
         `dict`: `DAPOTrainer` compared with `GRPOTrainer`, as [`~trl_dapo.evaluation.compare`] returns it.
@@ -311,7 +311,7 @@ def run_quickstart(
         grpo.train()
     for entry in grpo.state.log_history:
         if "reward" in entry:
-            # Of rewards of 0 and 1 the mean is the share of correct completions, as `DAPOTrainer` logs it.
+            # The mean of rewards of 0 and 1 is the share of correct completions, as `DAPOTrainer` logs it.
             entry["task_accuracy"] = entry["reward"]
     _save(grpo)
     num_tokens = count_generated_tokens(grpo.state.log_history)

@@ -60,7 +60,7 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any
 
 
 def digit_reward(completions: list[list[dict[str, str]]], **kwargs: Any) -> list[float | None]:
-    """Reward function that a random model sometimes earns: 1.0 where the completion holds a digit, else 0.0."""
+    """Reward function that a random model sometimes earns: 1.0 if the completion contains a digit, otherwise 0.0."""
     return [float(any(character in "0123456789" for character in text[-1]["content"])) for text in completions]
 
 

@@ -53,7 +53,7 @@ WAYS_OUT = {
     "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
     "`num_generations_eval`, which is `num_generations` where it is not set.",
     "The dataset has no split": "`dataset_train_split` and `dataset_test_split` name its splits; without one to "
-    "evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`.",
+    "evaluate on, set `eval_strategy: 'no'`, or `test_split_size` together with `datasets`.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISFIT, MISTAKE, FOUND_NOTHING, INTERRUPTED = 1, 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
@@ -77,12 +77,12 @@ OF_BITSANDBYTES = re.compile("bnb|paged|ademamix|lion_|(?<!torch_)8bit")
 @dataclass
 class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     """
-    What a recipe says beside [`DAPOConfig`] and [`~trl.ModelConfig`]: the fields of `trl grpo`, and these.
+    Fields of a recipe besides those of [`DAPOConfig`] and [`~trl.ModelConfig`]: the fields of `trl grpo`, and these.
 
     Args:
         dataset_name (`str`, *optional*):
             Training prompts: a file, also relative to the folder named by `TRL_DAPO_DATA`, or a dataset on the Hub.
-            Rows with a `prompt` are taken as they are, as by `trl grpo`. They are read as math problems if all
+            Rows with a `prompt` are used unchanged, as by `trl grpo`. They are read as math problems if all
             reward functions are of this package, or if `prompt_style` or `on_bad_rows` is set.
         dataset_offset (`int`, *optional*, defaults to `0`):
             Problems passed over at the start.
@@ -109,7 +109,7 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
             Functions that the model may call, as [`~trl.GRPOTrainer`] takes them: `calculate`, or a dotted import
             path.
         tiny_model (`bool`, *optional*, defaults to `False`):
-            Whether to train a small random model that is made on the spot, in place of `model_name_or_path`.
+            Whether to train a small random model that is made on the spot, instead of `model_name_or_path`.
         trial (`bool`, *optional*, defaults to `False`):
             Whether to try the run out instead of training: each of its phases once, on this machine. Prints memory and
             seconds of each and what is expected of the run, and writes nothing. The exit status is 0 if the run fits
@@ -176,7 +176,7 @@ def make_parser() -> _Parser:
         "[--accelerate_config FILE]",
         allow_abbrev=False,
     )
-    # Of some three hundred fields those of this package come first.
+    # There are some three hundred fields. Those of this package come first.
     others = parser._optionals
     parser._action_groups.remove(others)
     for title, shown in (
@@ -245,7 +245,7 @@ def launch(argv: Sequence[str]) -> int:
         folder = output_folder(training_args)
         line = f"stopped. {folder} holds no checkpoint yet: the same command starts from the beginning."
         if (checkpoint := last_complete_checkpoint(folder)) is not None:
-            line = f"stopped. The same command with `--resume_from_checkpoint true` goes on from {checkpoint}."
+            line = f"stopped. The same command with `--resume_from_checkpoint true` continues from {checkpoint}."
         line = wrapped_for(sys.stderr, f"trl-dapo train: {line}")
         if sys.stderr.isatty():
             line = f"\n{line}"  # `^C` stands where the cursor is
@@ -254,7 +254,7 @@ def launch(argv: Sequence[str]) -> int:
 
 
 def tell_mistake(error: Exception) -> int:
-    """Tells in one line what a user can mend, and how; returns the exit status."""
+    """Print in one line what the user can correct, and how, and return the exit status."""
     told = one_line(error)
     tell_once(" ".join(["trl-dapo train:", told, *(way_out for part, way_out in WAYS_OUT.items() if part in told)]))
     return MISTAKE
@@ -273,10 +273,10 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
     training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
     folder = Path(output_folder(training_args))
     there, file = ("model", "config.json") if model_args.use_peft else ("adapter", "adapter_config.json")
-    if (folder / file).exists():  # of one folder with an adapter and a whole model neither is loaded right
+    if (folder / file).exists():  # if a folder has an adapter and a whole model, neither is loaded correctly
         raise ValueError(
-            f"`output_dir` {folder} holds the {there} of another run (`{file}`), beside which what is saved could not "
-            "be loaded. Set another `output_dir`, or delete that one."
+            f"`output_dir` {folder} holds the {there} of another run (`{file}`). A model that is saved next to it "
+            "could not be loaded. Set another `output_dir`, or delete that one."
         )
     return launch_args, training_args, model_args
 
@@ -326,7 +326,7 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
 
 
 def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
-    """Tries out what [`train`] would do, and prints what was found; returns 0 if the run fits, else 1."""
+    """Try what [`train`] would do, and print the report. Return 0 if the run fits, otherwise `MISFIT`."""
     # A trainer makes its folder when it is made, and its trackers may open a run.
     training_args.report_to, training_args.push_to_hub = [], False
     with scratch_folder(training_args.output_dir) as training_args.output_dir:
@@ -355,13 +355,15 @@ def make_trainer(launch_args: LaunchArguments, training_args: DAPOConfig, given:
 
 
 class _Handed(Exception):
-    """What TRL's script hands to its trainer."""
+    """The arguments that TRL's script passes to its trainer."""
 
 
 def trainer_arguments(
     launch_args: LaunchArguments, training_args: DAPOConfig, model_args: ModelConfig
 ) -> dict[str, Any]:
-    """What a trainer is made of: what `trl grpo` makes of the settings, with this package's problems and tools."""
+    """
+    Return a trainer's arguments: those that `trl grpo` makes of the settings, with this package's problems and tools.
+    """
 
     def hand(**given: Any) -> NoReturn:
         raise _Handed(given)
@@ -413,7 +415,7 @@ def _as_trl_finds_it(name: str) -> str:
 
 
 def reads_problems(launch_args: LaunchArguments) -> bool:
-    """Whether this package reads the data, in place of TRL's script: files, and on the Hub what is math problems."""
+    """Return whether this package reads the data instead of TRL's script: files, and math problems on the Hub."""
     defaults = {each.name: each.default for each in fields(launch_args)}
     said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
     if data.is_file_name(launch_args.dataset_name or ""):
@@ -422,7 +424,7 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
     others = [name for name in OF_ROWS if getattr(launch_args, name)]
     if said and others:
         raise ValueError(
-            f"`{others[0]}` is for rows that are taken as they are, and `{said[0]}={getattr(launch_args, said[0])!r}` "
+            f"`{others[0]}` is for rows that are used unchanged, and `{said[0]}={getattr(launch_args, said[0])!r}` "
             "for problems that this package reads. Leave out one of them."
         )
     rewards = [] if others else _reward_funcs(launch_args)

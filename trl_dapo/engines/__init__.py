@@ -1,3 +1,5 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the trainer samples through TRL, vLLM's server, rollouts ahead, LoRA adapters in vLLM, and checkpoints."""
+"""
+Mixins of the trainer: sampling through TRL, the vLLM server, rollouts ahead, LoRA adapters in vLLM, and checkpoints.
+"""

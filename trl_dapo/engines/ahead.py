@@ -31,7 +31,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class Answer:
-    """What the server answered, as arrays: as lists of integers and floats it would fill the host's memory."""
+    """The server's response as arrays, because lists of integers and floats would fill the host's memory."""
 
     prompt_ids: np.ndarray
     completion_ids: list[np.ndarray]
@@ -43,12 +43,12 @@ class Answer:
         return cls(
             prompt_ids=np.asarray(output["prompt_ids"][0], dtype=np.int32),
             completion_ids=[np.asarray(ids, dtype=np.int32) for ids in output["completion_ids"]],
-            # Of the tokens that vLLM names at each place, the first is the one it sampled.
+            # vLLM returns several tokens for each position. The first is the one that it sampled.
             logprobs=[np.asarray([top[0] for top in row], dtype=np.float32) for row in output["logprobs"]],
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, loadable with `weights_only=True`."""
+        """Return what a checkpoint keeps, loadable with `weights_only=True`."""
         return {
             "prompt_ids": torch.from_numpy(self.prompt_ids),
             "completion_ids": [torch.from_numpy(ids) for ids in self.completion_ids],
@@ -66,7 +66,7 @@ class Answer:
 
 
 def hand_over(answers: Sequence[Answer], prompts: list[list[int]], *, n: int, **sampling: Any) -> dict[str, list]:
-    """What `VLLMClient.generate` would return, if it now requested `n` completions of each of these prompts."""
+    """Return what `VLLMClient.generate` would return if it now requested `n` completions of each of these prompts."""
     prompt_ids: list[list[int]] = []
     for answer in answers:
         num_prompts = len(answer.logprobs) // n  # a prompt comes once for every `n` of its completions
@@ -81,7 +81,7 @@ def hand_over(answers: Sequence[Answer], prompts: list[list[int]], *, n: int, **
 
 
 class GroupsAhead:
-    """What is in flight: requested in [`GroupsAhead.submit`], handed over in [`GroupsAhead.answering`]."""
+    """The requests in flight: sent by [`GroupsAhead.submit`], handed over by [`GroupsAhead.answering`]."""
 
     # Every process has one and calls its methods in the same order; requests and answers are the main process's, which
     # alone has a `client`, TRL's.
@@ -182,7 +182,7 @@ class GroupsAhead:
     # ---- Checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the answers that are there, loadable with `weights_only=True`."""
+        """Return what a checkpoint keeps of the responses that have arrived, loadable with `weights_only=True`."""
         # What is lost is left out, and its error raised when it is due: the checkpoint need not be lost too.
         calls = {number: call for number, call in self._requested.items() if call is not None}
         if self._is_waited_for:

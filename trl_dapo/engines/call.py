@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls beside the training loop. Knows nothing of models."""
+"""Calls in threads of their own, while training continues. Knows nothing about models."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def _settle(future: Future, function: Callable) -> None:
 
 
 class Calls:
-    """Calls in threads of their own, so many at a time, in the order in which they were added."""
+    """Calls in threads of their own, a limited number at a time, in the order in which they were added."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self._lock = most, threading.Lock()

@@ -33,7 +33,7 @@ from .ahead import GroupsAhead
 class CheckpointMixin(TypedGRPOTrainer):
     """Save and load what a run needs to continue next to the files of transformers."""
 
-    # Of the other parts of the trainer.
+    # Set by other parts of the trainer.
     _ahead: GroupsAhead
     _generate_every: int
     _group_filter: Any
@@ -50,7 +50,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         return parts
 
     def _current_fingerprint(self) -> dict[str, Any]:
-        """What decides on rows today, and how they are sampled."""
+        """Return the settings that decide how rows are sampled and accepted."""
         weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of float32
         others: dict[str, Any] = {"reward_funcs": self.reward_func_names, "reward_weights": weights}
         others |= {"dynamic_sampling_rewards": self._task.names, "prompts_per_rollout": self.args.groups_per_rollout}
@@ -69,7 +69,10 @@ class CheckpointMixin(TypedGRPOTrainer):
             super()._save_checkpoint(model, trial)
 
     def update_state_dict(self) -> dict:
-        """What the update phase needs to go on from a checkpoint, on this rank, loadable with `weights_only=True`."""
+        """
+        Return what the update phase needs on this rank to continue from a checkpoint, loadable with
+        `weights_only=True`.
+        """
         phase = self._step % self._generate_every
         return {
             "step": self._step if phase else 0,
@@ -79,12 +82,12 @@ class CheckpointMixin(TypedGRPOTrainer):
         }
 
     def load_update_state_dict(self, state: dict) -> None:
-        """Goes on from where [`CheckpointMixin.update_state_dict`] left off, where the rows fit."""
+        """Continue from [`CheckpointMixin.update_state_dict`], if the rows fit."""
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
 
     def _local_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this rank."""
+        """Return what a checkpoint keeps of this rank."""
         return {
             "settings": settings_to_compare(self.args),
             "fingerprint": self._fingerprint or self._current_fingerprint(),

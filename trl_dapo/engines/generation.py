@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the trainer samples completions.
+"""Sampling of completions by the trainer.
 
 TRL's engine samples them: vLLM or transformers. This file decides with which parameters it samples, how long it stays
 awake, where completions end, and what is sampled ahead of time: evaluation batches, and groups for later rollouts.
@@ -38,7 +38,7 @@ from .stops import Stops
 class GenerationMixin(TypedGRPOTrainer):
     """Sample completions, for training and for evaluation, now and ahead of time."""
 
-    # Of the other parts of the trainer.
+    # Set by other parts of the trainer.
     _recorded: Recorded | None
 
     vllm_generation: AdapterGeneration
@@ -205,6 +205,6 @@ class GenerationMixin(TypedGRPOTrainer):
 
 
 def own_lengths(generated: tuple) -> list[int]:
-    """How many tokens of each completion are the model's own."""
+    """Return the number of tokens that the model generated, for each completion."""
     _, completion_ids, tool_mask, *_ = generated
     return [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which LoRA adapters vLLM can serve apart from their base, and an adapter's whole weights."""
+"""LoRA adapters that vLLM can serve without merging them, and an adapter's unsharded weights."""
 
 import json
 from dataclasses import fields
@@ -54,7 +54,9 @@ def as_peft(model: PreTrainedModel | PeftModel) -> PeftModel | None:
 
 
 def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
-    """What keeps vLLM from serving an adapter apart from its base, to stand after "because"; `None` if nothing."""
+    """
+    Return why vLLM cannot serve an adapter without merging it, as words that follow "because", or `None` if it can.
+    """
     adapted = as_peft(model)
     if adapted is None:
         return "the model has no adapter"
@@ -80,7 +82,7 @@ def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
         return "of a model with images vLLM adapts only a part"
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if others := [parameter for parameter in trained if f".{name}" not in parameter or "lora_" not in parameter]:
-        return f"weights beside the adapter are trained ({others[0]})"
+        return f"other weights than those of the adapter are trained ({others[0]})"
     return None
 
 
@@ -107,7 +109,10 @@ def changed_weight(model: PeftModel) -> str | None:
 
 
 def _checkpoint_files(name_or_path: str) -> list[str]:
-    """Of a checkpoint that transformers has loaded before; none where there is none, or in another format."""
+    """
+    Return the files of a checkpoint that transformers has loaded before; none if there is none, or if it has another
+    format.
+    """
     if not name_or_path:
         return []
     find = partial(cached_file, name_or_path, local_files_only=True, _raise_exceptions_for_missing_entries=False)

@@ -26,7 +26,7 @@ class AdapterRefused(ServerFault):
 
 
 class AdapterClient(BoundClient):
-    """What TRL's `VLLMClient` needs to request completions of an adapter: mixed into its class."""
+    """Mixin for TRL's `VLLMClient` that requests completions of an adapter."""
 
     # Requests name the adapter that was served last. An earlier one stays on the server until no request names it any
     # more, so that a rollout in flight ends with the adapter it began with.

@@ -1,11 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM gets what LoRA trains: the adapter travels, and the base stays as vLLM loaded it.
+"""Sending a LoRA adapter to vLLM, while the base model stays as vLLM loaded it.
 
 TRL merges the adapter into the base and hands vLLM the whole model at every sync, which in bfloat16 also moves the
-base by what rounding loses. [`AdapterGeneration`] stands in for TRL's `VLLMGeneration` and hands over the adapter
-alone where vLLM can serve it. A server reads it from a folder that both see, under a new name each time, an engine in
-this process from its own: no request meets an adapter that changes, and what vLLM keeps of a prompt belongs to one.
+base by what rounding loses. [`AdapterGeneration`] replaces TRL's `VLLMGeneration` and sends only the adapter if vLLM
+can serve it. A server reads it from a folder that both can access; an engine in this process reads it from a folder of
+its own. The adapter has a new name each time, so it cannot change during a request, and what vLLM caches of a prompt
+belongs to one adapter.
 """
 
 import shutil
@@ -40,7 +41,7 @@ from .server import BoundClient
 
 logger = logging.get_logger(__name__)
 
-# Of the server's adapters ours begin with this, as those of TRL's asynchronous trainer do.
+# The names of our adapters on the server begin with this, like those of TRL's asynchronous trainer.
 ADAPTER_NAME = "trl-policy"
 # Under the output folder. What begins with "_" is not pushed to the Hub.
 FOLDER_NAME = "_vllm_lora"
@@ -114,7 +115,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
 
     def _why_merged(self) -> str | None:
-        """What is known before vLLM is started."""
+        """Facts that are known before vLLM is started."""
         if self.lora_sync == "merge":
             return "`vllm_lora_sync='merge'` says so"
         if self._dist.fsdp_version == 1:
@@ -202,7 +203,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             ) from error
 
     def _ask_server(self) -> tuple[str | None, torch.dtype | None]:
-        """What keeps the server from serving the adapter, and the dtype that it would serve it in."""
+        """Return why the server cannot serve the adapter, and the dtype in which it would serve it."""
         client, rank, why = self.vllm_client, self._adapter_config.r, None
         started = client.server_config()
         lora = started["lora_config"]
@@ -226,7 +227,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         return None, getattr(torch, lora["lora_dtype"].removeprefix("torch."))
 
     def _why_refused(self, state_dict: dict[str, Tensor]) -> str | None:
-        """Hands the server the adapter as it is, in a folder that it may not see."""
+        """Write the adapter to a folder and make the server load it. The server may have no access to that folder."""
         self.vllm_client.clear(self._adapter_root)
         try:
             self._serve(state_dict)

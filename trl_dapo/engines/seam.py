@@ -28,7 +28,7 @@ from .generation import own_lengths
 class RecordReplayMixin(TypedGRPOTrainer):
     """Record what TRL's method generates and scores, and replay it on the rows that train."""
 
-    # Of the other parts of the trainer.
+    # Set by other parts of the trainer.
     _completion_lengths: Sequence[int]
     _cut_off: Callable[[tuple], list[bool]]
     _passes_once: bool
@@ -87,7 +87,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
             return self._recorded.score(*batch)
         return self._score_completions(*batch)
 
-    def _score_completions(self, *batch: Any) -> Tensor:  # overridden in place of TRL's own
+    def _score_completions(self, *batch: Any) -> Tensor:  # overridden instead of TRL's own
         return super()._calculate_rewards(*batch)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:

@@ -30,7 +30,7 @@ EMPTY: dict[str, list] = {"completion_ids": [[]], "logprobs": [[]]}  # a complet
 
 
 class ServerFault(Exception):
-    """What a server did that ends a run, as a predicate."""
+    """A failure of the server that ends a run, worded as a predicate."""
 
 
 class BoundClient(ClientBase):
@@ -54,7 +54,7 @@ class BoundClient(ClientBase):
             super().check_server(*args, **kwargs)
 
     def server_config(self) -> dict:
-        """What the server was started with."""
+        """Return the arguments with which the server was started."""
         response = self.session.get(f"{self.base_url}/server_info", params={"config_format": "json"})
         if response.status_code == 404:
             raise RuntimeError(
@@ -69,7 +69,7 @@ class BoundClient(ClientBase):
         self._instance = self._instance_name()
 
     def _instance_name(self) -> str | None:
-        """Tells the server from the one that is started after it, with the weights on its disk."""
+        """Return what distinguishes the server from one that is started after it with the weights on its disk."""
         with suppress(RuntimeError, KeyError):  # it does not say
             config = self.server_config()
             if config["parallel_config"]["_api_process_count"] == 1:  # else each has a name of its own
@@ -103,7 +103,7 @@ class BoundClient(ClientBase):
     def submit_request(self, call: Callable[[Callable], Future], **arguments: Any) -> Future:
         """Call `generate` through `call`. A request whose answer cannot be trained on is sent once more."""
         # So is one that the server refuses. The other requests that fail were repeated before.
-        generate = self.generate  # when it is called another may stand in its place
+        generate = self.generate  # when it is called, another may have replaced it
 
         def send() -> dict[str, list]:
             answer = generate(**arguments)
@@ -130,7 +130,7 @@ class BoundClient(ClientBase):
         try:
             answer = super()._post(url, **kwargs)
         except ValueError as error:
-            raise ServerFault(f"answered what is no JSON ({error})") from error
+            raise ServerFault(f"answered with text that is not JSON ({error})") from error
         except Exception as error:
             if type(error) is not Exception:  # which TRL raises for an answer other than 200
                 raise
@@ -138,18 +138,18 @@ class BoundClient(ClientBase):
         if not url.endswith("/v1/completions"):
             return answer
         try:
-            wrong = _what_is_wrong(answer, kwargs["json"], self.vocab_size)
+            fault = _find_fault(answer, kwargs["json"], self.vocab_size)
         except (AttributeError, KeyError, TypeError) as error:
-            wrong = f"answered in another form than vLLM's ({describe_error(error)})"
-        if wrong is None and self._instance is not None and self._instance != self._instance_name():
-            wrong = "was started again while the run sampled, and has the weights on its disk"
-        if wrong is not None:
-            raise ServerFault(wrong)
+            fault = f"answered in another form than vLLM's ({describe_error(error)})"
+        if fault is None and self._instance is not None and self._instance != self._instance_name():
+            fault = "was started again while the run sampled, and has the weights on its disk"
+        if fault is not None:
+            raise ServerFault(fault)
         return answer
 
 
-def _what_is_wrong(answer: Any, request: dict, vocab_size: int) -> str | None:
-    """Why an answer cannot be trained on, as a predicate. TRL takes it as it is."""
+def _find_fault(answer: Any, request: dict, vocab_size: int) -> str | None:
+    """Return why a response cannot be trained on, as a predicate, or `None`. TRL does not check responses."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     number = request["n"] * len(request["prompt"])
     if not isinstance(choices, list) or len(choices) != number:
@@ -166,7 +166,7 @@ def _what_is_wrong(answer: Any, request: dict, vocab_size: int) -> str | None:
             return f"answered {len(ids)} tokens where at most {request['max_tokens']} were requested"
         for token, logprob, name, top in zip(ids, *columns, strict=True):
             if type(token) is not int or not 0 <= token < vocab_size:
-                return f"answered {token!r}, which is no token of {vocab_size}"
+                return f"answered {token!r}, which is not a token of {vocab_size}"
             named = {name: logprob, **(top or {})}  # of which TRL trains on the most likely
             if name != f"token_id:{token}" or len(named) > request["logprobs"] + 1:
                 return f"named {name if len(named) == 1 else f'{len(named)} tokens'} where it sampled {token}"
@@ -190,7 +190,7 @@ def check_ahead(client: BoundClient, rollouts_ahead: int, why_merged: str) -> No
         return
     if why_merged:
         raise ValueError(
-            "`rollouts_ahead=2` needs a LoRA adapter that the server serves beside its base, since weights that are "
+            "`rollouts_ahead=2` needs a LoRA adapter that the server can serve unmerged, because weights that are "
             f"pushed change the policy in the middle of a completion; but {why_merged}. Change that (`use_peft=True` "
             "trains an adapter), or set `rollouts_ahead=1`."
         )
@@ -203,7 +203,10 @@ def check_ahead(client: BoundClient, rollouts_ahead: int, why_merged: str) -> No
 
 @contextmanager
 def naming_lost_server(args: DAPOConfig) -> Iterator[None]:
-    """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
+    """
+    Re-raise server errors with the server's URL and the checkpoint to resume from. TRL's client retries, and then
+    raises a bare socket error.
+    """
     try:
         yield
     except _faults() as error:
@@ -213,7 +216,7 @@ def naming_lost_server(args: DAPOConfig) -> Iterator[None]:
         how = f"resume from {checkpoint}" if checkpoint else f"start over: {folder} holds no checkpoint"
         what = f"is gone ({error}). Start it again and"
         if isinstance(error, ServerFault):
-            what = f"{error}. Its log says more. To go on,"
+            what = f"{error}. Its log says more. To continue,"
         elif type(error).__name__ == "ReadTimeout":  # of requests
             what = (
                 f"has not answered for {args.vllm_request_seconds:g} s. If it hangs, start it again; if it needs "
@@ -223,7 +226,7 @@ def naming_lost_server(args: DAPOConfig) -> Iterator[None]:
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """What says that a server cannot be reached or trusted; not every error of the system says so."""
+    """Return the errors that mean that a server cannot be reached or trusted. Not every `OSError` means that."""
     try:
         from requests.exceptions import RequestException  # the client's, which comes with vLLM
     except ImportError:

@@ -1,13 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where completions end: at the model's end tokens, and at the stops of `generation_kwargs`."""
+"""The tokens and strings at which completions end: the model's end tokens and the stops of `generation_kwargs`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
 class Stops:
-    """Tells which completions are cut off. TRL takes for cut off whatever has no end token of the model."""
+    """
+    Finds completions that the length limit cut off. TRL counts every completion without an end token of the model as
+    cut off.
+    """
 
     def __init__(
         self, tokenizer: Any, *, ends: Iterable[int], use_vllm: bool, generation_kwargs: Mapping[str, Any]

@@ -90,7 +90,7 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
         if source == "all":
             table.add_section()
         length = "-" if figures["mean_length"] is None else f"{figures['mean_length']:,.0f}"
-        # The interval stands under its figure, so that three of each fit beside one another.
+        # The interval is printed under its figure, so that three of each fit next to one another.
         shares = []
         for metric in metrics:
             mean, low, high = (figures["metrics"][metric][bound] for bound in ("mean", "low", "high"))
@@ -148,7 +148,7 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
         may = "The interval says how much problems that were not evaluated may."
         console.print(f"all equal: no problem differs. {may}")
     if change["num_problems"] < 30:
-        console.print("Of fewer than 30 problems an interval is a hint: it may leave out what is true.")
+        console.print("With fewer than 30 problems an interval is only a hint: it may not contain the true value.")
     if in_brief:
         return
     is_cut = console.is_terminal  # one line, cut off at its end; in a file the whole of it
@@ -186,7 +186,7 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
 
     Either is a `summary.json` or the folder that holds it. Each metric's difference is the mean over problems of
     trained minus base, with a 95 % interval over the problems: much tighter than the two evaluations' own, which come
-    mostly from how the problems differ. Where no problem differs, it says how much unseen ones may.
+    mostly from how the problems differ. If no problem differs, it says how much unseen ones may.
 
     Returns `base` and `trained` (their models), `k`, `differing_settings` (other than the model: each with its two
     values); `num_problems` and `metrics` (each with `base`, `trained`, `num_differing` problems, and the

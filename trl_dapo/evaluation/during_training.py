@@ -28,7 +28,7 @@ logger = logging.get_logger(__name__)
 class EvaluationMixin(TypedGRPOTrainer):
     """Evaluate during training, with scores."""
 
-    # Of the other parts of the trainer.
+    # Set by other parts of the trainer.
     _engine_schedules: bool
     _prefetch: Prefetch
     _task: TaskReward
@@ -71,7 +71,7 @@ class EvaluationMixin(TypedGRPOTrainer):
         return output
 
     def _tell_counted_twice(self, num_completions: int) -> None:
-        """Says which figures of TRL count what fills the last batch of several processes."""
+        """Return a warning about figures of TRL that count the rows that fill the last batch of several processes."""
         num_processes = self.accelerator.num_processes
         per_batch = self.args.per_device_eval_batch_size * num_processes
         if num_processes > 1 and num_completions % per_batch and self.accelerator.is_main_process:
@@ -91,7 +91,7 @@ class EvaluationMixin(TypedGRPOTrainer):
         ]
 
     def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor, logged: dict[str, list]) -> None:
-        """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
+        """Adds the verdicts and answers of a batch to the scores, if completions can be correct or incorrect."""
         if not self._task.has_correctness:
             logger.warning_once(SCORES_LEFT_OUT)
             return
@@ -101,10 +101,10 @@ class EvaluationMixin(TypedGRPOTrainer):
             [(source, digest, answer) for (source, digest, _), answer in zip(own_rows, answers, strict=True)]
         )
         rewards = self._task.scaled(rewards, self.args.reward_scaling).cpu()
-        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
-        right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
+        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_correct(rewards).tolist(), strict=True)
+        correct = [None if math.isnan(reward) else is_correct for reward, is_correct in verdicts]
         problems = [(source, digest) for source, digest, _ in rows]
-        self._scores.add(problems, [answer for _, _, answer in rows], right, states_answers)
+        self._scores.add(problems, [answer for _, _, answer in rows], correct, states_answers)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """With the last batch, also if `dataloader_drop_last=True`: that is for training."""

@@ -1,10 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine is asked, and what it answers: problems, jobs, completions, and the journal of these.
+"""The interface to an engine: problems, jobs, completions, and the journal that stores completions.
 
 An engine takes the jobs and hands over each completion as it arrives. It returns when all are answered; an exception
-loses none that arrived before it. What an interrupted evaluation still lacks is never sampled with the random numbers
-of what it has: a server is told each job's seed, transformers gets that of each batch's first job, vLLM one a call.
+loses none that arrived before it. The completions that an interrupted evaluation still needs are never sampled with
+the random numbers of those that it has: a server is told each job's seed, transformers gets that of each batch's first
+job, vLLM one a call.
 """
 
 import json
@@ -30,7 +31,7 @@ class Job(NamedTuple):
     """One completion to ask for."""
 
     problem: str  # its key
-    index: int  # type: ignore[assignment]  # in place of a method of tuples, which nobody calls
+    index: int  # type: ignore[assignment]  # replaces a method of tuples, which nobody calls
     prompt: str | list[dict[str, str]]
     seed: int  # of 31 bits
 
@@ -40,7 +41,7 @@ class SamplingSettings(NamedTuple):
     top_p: float
     top_k: int  # 0 is all tokens
     max_completion_length: int
-    min_p: float = 0.0  # 0 is no minimum
+    min_p: float = 0.0  # 0 means no minimum
 
 
 class GeneratedCompletion(NamedTuple):
@@ -133,8 +134,8 @@ def has_fields(entry: Any, fields: Mapping[str, Any]) -> bool:
 
 class Journal(AbstractContextManager):
     """
-    Completions on disk as they arrive: whatever ends the process, none of them is asked twice. Of the JSON lines the
-    first holds the settings, each further one a completion. Refuses another evaluation's journal, and an open one.
+    Completions on disk as they arrive: whatever ends the process, none of them is sampled twice. The first JSON line
+    contains the settings, each further line a completion. Refuses another evaluation's journal, and an open one.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:

@@ -60,7 +60,9 @@ def what_decides(
     is_chat: bool,
     weights_digest: Callable[[Any], str | None],
 ) -> dict[str, Any]:
-    """What decides on completions beside the weights and the sampling parameters, as an evaluation's settings."""
+    """
+    Return what completions depend on besides the weights and the sampling parameters, as settings of an evaluation.
+    """
     decides: dict[str, Any] = {}
     config = _generation_config(model)
     decides["eos_token_id"] = _end_token_ids(config, tokenizer)
@@ -95,7 +97,7 @@ def _config_digest(model: str | os.PathLike | PreTrainedModel) -> str | None:
 
 
 def _base_of(model: str | os.PathLike | PreTrainedModel) -> str | None:
-    """The model that an adapter's folder is for; `None` of what is no such folder."""
+    """Return the base model of an adapter's folder, or `None` if it is not such a folder."""
     if not isinstance(model, str | os.PathLike):
         return None
     file = Path(model) / "adapter_config.json"
@@ -174,7 +176,7 @@ def generate_with_transformers(
                 # Afterwards come the random numbers that would have come.
                 with torch.no_grad(), torch.random.fork_rng(devices):
                     torch.manual_seed(batch[0].seed)
-                    # Of a mixin that every model with a head has.
+                    # Part of a mixin that every model with a head has.
                     outputs = model.generate(  # type: ignore[operator]
                         input_ids=input_ids, attention_mask=mask, generation_config=generation_config
                     )

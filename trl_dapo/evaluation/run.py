@@ -112,16 +112,16 @@ def evaluate(
     r"""
     Measure avg@k, pass@k and maj@k of a model, each with a 95 % interval over problems.
 
-    The defaults are the AIME protocol of the DAPO paper: 32 completions a problem at temperature 1.0 and top-p 0.7, up
-    to 20,480 tokens, scored by the rule of the last `Answer:` line.
+    The defaults are the AIME protocol of the DAPO paper: 32 completions per problem at temperature 1.0 and top-p 0.7,
+    up to 20,480 tokens, scored by the rule of the last `Answer:` line.
 
-    The model is asked what training would ask on the same data, and its completions are scored as in training: see
+    The prompts are those that training would use on the same data, and completions are scored as in training. See
     [`~trl_dapo.data.choose_prompt_style`] for how a dataset becomes prompts. Equal rows are repeats of one problem:
-    `k` completions are asked for each, and pooled. Every figure is a mean over problems.
+    `k` completions are sampled for each row, and pooled. Every figure is a mean over problems.
 
-    Every completion is on disk when the next one is asked for. The same call with the same `output_dir` continues an
-    evaluation that was interrupted and asks for nothing twice. So does one with another `k`, `limit` or `offset`: it
-    asks for what is missing. With other settings it is refused. The folder holds
+    Completions are stored as they arrive. The same call with the same `output_dir` continues an evaluation that was
+    interrupted, and samples nothing twice. With another `k`, `limit` or `offset` it samples what is missing. With
+    other settings it is refused. The folder contains
 
     - `summary.json`: what this function returns, and when it did;
     - `completions.parquet`: `id`, `source`, `index`, `prompt`, `solution`, `completion`, `answer`, `correct`, `length`
@@ -142,17 +142,17 @@ def evaluate(
         name (`str`, *optional*):
             Configuration of a hub dataset.
         offset (`int`, *optional*, defaults to `0`):
-            Number of problems to skip. Of rows that are taken as they are equal ones are one problem.
+            Number of problems to skip. Equal rows that are used unchanged are one problem.
         limit (`int`, *optional*):
             Number of problems to take at most. Defaults to all.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
             What to do with rows without a problem or a gold answer: `"error"` refuses them, `"skip"` leaves them out.
         prompt_style (`str`, *optional*):
             `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. By default
-            rows with a `prompt` are taken as they are where the scorer is a reward function of your own or of TRL.
+            rows with a `prompt` are used unchanged if the scorer is a reward function of your own or of TRL.
             All others are math problems, in the style that the scorer reads: `"answer_line"`, `"boxed"` with
             `"math_verify"` and `"accuracy_reward"`, else `"as_is"`. This and the five before it are not for a loaded
-            dataset, which is taken as it is.
+            dataset, which is used unchanged.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -178,8 +178,8 @@ def evaluate(
             `<its name>_answer`. Or a function of the completion and the gold answer, which returns whether the
             completion is correct (`None` if the gold answer cannot be read) and the answer (`None` if there is none).
         accuracy_threshold (`float`, *optional*):
-            A reward above it is right, as `dynamic_sampling_accuracy_threshold` in training. Defaults to 0 where the
-            rewards take no more than two values; scores need it.
+            A completion with a reward above it is correct, as `dynamic_sampling_accuracy_threshold` in training.
+            Defaults to 0 where the rewards take no more than two values; scores need it.
         engine (`str`, *optional*):
             `"transformers"` or `"vllm"`, in this process. Without a `base_url` it defaults to `"transformers"`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
@@ -223,8 +223,8 @@ def evaluate(
     scorer_function, scorer_name = load_scorer(scorer, prompt_style), name_of(scorer)
     if accuracy_threshold is not None and not is_reward_function(scorer_function):
         raise ValueError(
-            f"`accuracy_threshold={accuracy_threshold}` is for rewards, and the scorer {scorer_name!r} says itself "
-            "what is right. Leave it out."
+            f"`accuracy_threshold={accuracy_threshold}` is for rewards, but the scorer {scorer_name!r} decides "
+            "itself what is correct. Leave it out."
         )
     if isinstance(model, _PATH) and not base_url:
         _check_folder(model)
@@ -303,7 +303,7 @@ def _plain_path(path: str | os.PathLike, base_url: str | None = None) -> str:
 
 
 def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerState | None":
-    """What a checkpoint says of the training so far, for reward functions that depend on it."""
+    """Return a checkpoint's state of training, for reward functions that depend on it."""
     if not isinstance(model, _PATH):
         return None
     file = Path(model) / "trainer_state.json"
@@ -378,7 +378,9 @@ _UNKNOWN = object()
 
 
 def _style_in(journal: Path) -> Any:
-    """The prompt style of the completions that are there, `None` for rows as they are; `_UNKNOWN` without any."""
+    """
+    Return the prompt style of the stored completions, `None` for unchanged rows, or `_UNKNOWN` if there are none.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError), journal.open("rb") as file:
         return json.loads(file.readline())["settings"]["prompt_style"]
     return _UNKNOWN
@@ -402,7 +404,7 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
         # Another scorer reads the completions that are there, whatever it would have asked for.
         if style is None:
             style = _style_in(journal)
-        # Rows that are taken as they are cannot be bad: `on_bad_rows` asks for another reading of them.
+        # Unchanged rows cannot be bad, so `on_bad_rows` only makes sense for math problems.
         if style is _UNKNOWN or (style is None and selection["on_bad_rows"] != "error"):
             reward_funcs = [scorer] if is_reward_function(scorer) else []
             style = choose_prompt_style(dataset, reward_funcs=reward_funcs, **reading)
@@ -429,7 +431,7 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
 
 
 def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
-    """Tells one training's result from another's of the same name; `None` for a model that is elsewhere."""
+    """Return what distinguishes two models of the same name, or `None` for a model that is not on this machine."""
     digest = hashlib.sha256()
     if not isinstance(model, _PATH):
         for name, parameter in model.named_parameters():

@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Whether each completion is right, and which answer it states.
+Scorers: whether each completion is correct, and which answer it states.
 
 A scorer is a reward function, which is called with what it gets in training, or a function of a completion and the
 gold answer.
@@ -56,7 +56,7 @@ Scorer = Callable[..., Any]
 
 
 def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
-    """What a name stands for: a reward function, or a function of a completion and the gold answer."""
+    """Return what a name stands for: a reward function, or a function of a completion and the gold answer."""
     if not isinstance(scorer, str):
         return scorer
     name = scorer
@@ -73,7 +73,10 @@ def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
 
 
 def is_reward_function(scorer: Scorer) -> bool:
-    """Whether it takes `completions`, or any keyword, as a decorated function may; else it takes two texts."""
+    """
+    Return whether a function takes `completions`, or any keyword, as a decorated function may. Otherwise it takes two
+    texts.
+    """
     parameters = inspect.signature(scorer).parameters.values()
     names = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     return "completions" in names or (not names and any(each.kind is each.VAR_KEYWORD for each in parameters))
@@ -130,7 +133,7 @@ def score(
         name (`str`, *optional*):
             What it is called in messages. Defaults to its own name.
         accuracy_threshold (`float`, *optional*):
-            A reward above it is right. Defaults to 0, if the rewards take no more than two values.
+            A completion with a reward above it is correct. Defaults to 0, if the rewards take no more than two values.
         trainer_state ([`~transformers.TrainerState`], *optional*):
             What a reward function gets by this name in training.
 
@@ -155,13 +158,16 @@ def score(
 
 
 def _read_verdict(returned: Any, name: str) -> Verdict:
-    """What a function of a completion and a gold answer returned: whether it is right, and the answer."""
+    """
+    Check what a function of a completion and a gold answer returned: whether the completion is correct, and the
+    answer.
+    """
     try:
         correct, answer = returned
     except (TypeError, ValueError):
         raise TypeError(
-            f"The scorer {name!r} returned {returned!r:.80}; expected whether the completion is right, and the answer "
-            "that it states: `(True, '7')`."
+            f"The scorer {name!r} returned {returned!r:.80}; expected whether the completion is correct, and the "
+            "answer that it states: `(True, '7')`."
         ) from None
     return Verdict(None if correct is None else bool(correct), answer_text(answer))
 
@@ -173,7 +179,10 @@ def _reward_verdicts(
     accuracy_threshold: float | None,
     trainer_state: "TrainerState | None",
 ) -> tuple[list[Verdict], bool]:
-    """By a reward function, which is called with what it gets in training, and by training's rule of what is right."""
+    """
+    Scores by a reward function, called with the same arguments as in training, and by training's rule of what is
+    correct.
+    """
     import torch
 
     from ..rewards.task_reward import TaskReward
@@ -190,13 +199,13 @@ def _reward_verdicts(
     if not task.has_correctness:
         raise ValueError(
             f"The reward function {name!r} gives scores, {len(task.values)} different values so far, and nothing says "
-            "which completions are right. Set `accuracy_threshold`: a score above it is right."
+            "which completions are correct. Set `accuracy_threshold`: a completion with a score above it is correct."
         )
     is_scored = (~rewards_BF.isnan().squeeze(1)).tolist()
-    right = task.is_right(rewards_BF).tolist()
+    correct = task.is_correct(rewards_BF).tolist()
     answers, states_answers = find_answers([name_of(reward_func)], logged, [completion.text for _, completion in rows])
-    verdicts = zip(is_scored, right, answers, strict=True)
-    return [Verdict(is_right if scored else None, answer) for scored, is_right, answer in verdicts], states_answers
+    verdicts = zip(is_scored, correct, answers, strict=True)
+    return [Verdict(is_correct if scored else None, answer) for scored, is_correct, answer in verdicts], states_answers
 
 
 def call_reward(
@@ -247,7 +256,7 @@ async def _wait_for(awaitable: Any) -> Any:
 def warn_without_answers(
     completions_PK: Sequence[Sequence[GeneratedCompletion]], verdicts: Verdicts, scorer: str | Scorer
 ) -> None:
-    """Tells an evaluation in which most answers were not found from one in which they were wrong."""
+    """Distinguishes an evaluation in which most answers were not found from one in which they were incorrect."""
     if not verdicts.states_answers:
         return
     found = [

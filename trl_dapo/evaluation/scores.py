@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-# Of one call. As the lists that engines return, so many tokens take a few GB; so many examples are read ahead.
+# Limits of one call: as the lists that engines return, this many tokens take a few GB; this many examples are read
+# ahead.
 _MAX_TOKENS, _MAX_ROWS = 2**25, 2**14
 
 
 class _Problem(NamedTuple):
-    """One problem's completions, from all its repeats. Of `right` an entry is `None` if it could not be scored."""
+    """
+    One problem's completions, from all its repeats. An entry of `correct` is `None` if the completion could not be
+    scored.
+    """
 
     source: str | None
-    right: list[bool | None]
+    correct: list[bool | None]
     answers: list[str | None]
 
 
@@ -45,20 +49,20 @@ class EvaluationScores:
         self,
         problems: Sequence[tuple[str | None, str | None]],
         answers: Sequence[str | None],
-        right: Sequence[bool | None],
+        correct: Sequence[bool | None],
         states_answers: bool = False,
     ) -> None:
         """
-        Adds the completions of one batch of all processes, in the order of their ranks: source and key of each one's
+        Add the completions of one batch of all processes, in the order of their ranks: source and key of each one's
         problem, its answer, and its verdict. Any of them may be `None`; without a key the k completions are those of
-        a problem of their own. `states_answers` says that a reward function gave the answers, so that `None` is no
-        answer. Raises `ValueError` if the lengths differ or are no multiple of k.
+        a problem of their own. `states_answers` says that a reward function gave the answers, so that `None` means
+        that there is no answer. Raises `ValueError` if the lengths differ or are not a multiple of k.
         """
         self._states_answers |= states_answers
-        if not len(problems) == len(answers) == len(right) or len(problems) % self.k:
+        if not len(problems) == len(answers) == len(correct) or len(problems) % self.k:
             raise ValueError(
                 f"Completions come {self.k} to a problem, got {len(problems)} with {len(answers)} answers and "
-                f"{len(right)} verdicts."
+                f"{len(correct)} verdicts."
             )
         for start in range(0, len(problems), self.k):
             if self._num_rows_left == 0:
@@ -71,12 +75,12 @@ class EvaluationScores:
                 continue
             own = (source, key) if key is not None else len(self._problems)
             problem = self._problems.setdefault(own, _Problem(source, [], []))
-            problem.right.extend(right[group])
+            problem.correct.extend(correct[group])
             problem.answers.extend(answers[group])
 
     def means(self) -> dict[str, float]:
         """The scores by name, `avg@4` and of a source `avg@4/<source>`; maj@k where most state an answer."""
-        scored = [problem for problem in self._problems.values() if None not in problem.right]
+        scored = [problem for problem in self._problems.values() if None not in problem.correct]
         means = self._means_of(scored, "")
         for source in dict.fromkeys(problem.source for problem in scored):
             if source is not None:
@@ -86,7 +90,7 @@ class EvaluationScores:
     def _means_of(self, problems: list[_Problem], suffix: str) -> dict[str, float]:
         if not problems:
             return {}
-        figures = problem_figures([count_problem(problem.right, problem.answers) for problem in problems], self.k)
+        figures = problem_figures([count_problem(problem.correct, problem.answers) for problem in problems], self.k)
         names = [f"avg@{self.k}", f"pass@{self.k}"]
         if has_votes([answer is not None for problem in problems for answer in problem.answers], self._states_answers):
             names.append(f"maj@{self.k}")

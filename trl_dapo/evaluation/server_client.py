@@ -83,7 +83,7 @@ def generate_with_server(
 
 
 def _proxy_of(url: str) -> str | None:
-    """The environment's proxy for an address. Of what the environment says for other addresses some cannot be read."""
+    """Return the environment's proxy for an address. Entries for other addresses may be unreadable."""
     address = urlsplit(url)
     return None if urllib.request.proxy_bypass(address.netloc) else urllib.request.getproxies().get(address.scheme)
 
@@ -105,7 +105,7 @@ class _Server:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._address = base_url.rstrip("/")
-        self.base_url = without_secrets(self._address)  # as it is told
+        self.base_url = without_secrets(self._address)  # in messages
         self.is_given_up = threading.Event()
         self._num_retries = num_retries
         self._first_of_reasoning = threading.Lock()  # taken by the thread that warns, and kept
@@ -123,7 +123,9 @@ class _Server:
         self._api_key = api_key = os.environ.get(API_KEY_VARIABLE, "").strip()
         if api_key:
             if not (api_key.isascii() and api_key.isprintable()):
-                raise ValueError(f"{API_KEY_VARIABLE} in the environment is no API key: it holds unusual characters.")
+                raise ValueError(
+                    f"{API_KEY_VARIABLE} in the environment is not an API key: it contains unusual characters."
+                )
             headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx2.Client(
             headers=headers,
@@ -173,7 +175,7 @@ class _Server:
         try:
             return self._read(json.loads(text))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise _Transient(f"{url} sent what is no completion: {quoted}") from error
+            raise _Transient(f"{url} sent something that is not a completion: {quoted}") from error
 
     def _read(self, answer: Any) -> GeneratedCompletion:
         choice = answer["choices"][0]

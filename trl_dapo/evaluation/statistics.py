@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 
 # P problems, K completions of one problem, S samples of problems, D distinct values, E those and two more.
 
-_EQUAL = 1e-12  # values that are no further apart are rounded differently
+_EQUAL = 1e-12  # values that differ by no more than this are rounded differently
 _STEEPEST, _HALVINGS = 1e9, 70  # of the slopes
-_UNSEEN = 2  # problems that turn from wrong to right or back, whatever was seen of a difference
+_UNSEEN = 2  # problems that turn from incorrect to correct or back, whatever was seen of a difference
 
 
 class Estimate(NamedTuple):
@@ -49,9 +49,9 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.
 
 
 def count_problem(correct: Sequence[bool | None], answers: Sequence[str | None]) -> dict[str, Any]:
-    """What is kept of a problem's completions, none of which is unscored."""
-    right = [*map(bool, correct)]
-    return {"num_correct": sum(right), "num_completions": len(right), "maj": _vote(answers, right)}
+    """The scored completions of a problem, in the form in which they are kept."""
+    verdicts = [bool(verdict) for verdict in correct]
+    return {"num_correct": sum(verdicts), "num_completions": len(verdicts), "maj": _vote(answers, verdicts)}
 
 
 def has_votes(is_stated: Sequence[bool], states_answers: bool) -> bool:
@@ -92,7 +92,8 @@ def interval_of_means(values_D: np.ndarray, counts_SD: np.ndarray, ends: tuple[f
     """Both bounds, of shape (2, S), of S samples' means, from how often each value is in each of them."""
     # A mean is in the interval if it is not refuted by the sample as distribution, tilted (each value's share times
     # exp(slope * value)) until it has that mean: by the score, whose variance is the tilted one, or by the likelihood
-    # ratio. Of solved and unsolved problems the score's interval is Wilson's. Half a problem is added on either side.
+    # ratio. For problems that are solved or not, the score's interval is Wilson's. Half a problem is added on either
+    # side.
     num_S1 = counts_SD.sum(axis=1, keepdims=True)
     mean_S1 = counts_SD @ values_D[:, None] / num_S1
     points_SD = values_D - mean_S1
@@ -121,13 +122,13 @@ def interval_of_means(values_D: np.ndarray, counts_SD: np.ndarray, ends: tuple[f
     limit_S1 = t_S1**2 / num_S1
     likeliest_S1 = tilted(_largest(lambda slopes: tilted(slopes)[0] < 0, -_STEEPEST, num_S1.shape))[2]
     offsets = tilted(sides * _largest(holds, 0.0, (2, *num_S1.shape)))[0]
-    # Of differences that are small in all problems seen: a few may still turn round, of which nothing seen tells.
+    # If differences are small in all observed problems, a few unseen problems may still differ the other way.
     least_S1 = -_UNSEEN * min(ends[0], 0.0) / num_S1
     return np.clip(mean_S1 + sides * np.maximum(sides * offsets, least_S1), *ends)[:, :, 0]
 
 
 def _reach(points_SD: np.ndarray, counts_SD: np.ndarray, ends_S2: np.ndarray) -> np.ndarray:
-    """How far to either side of the mean an unseen problem may be."""
+    """Return how far from the mean an unseen problem may be, on either side."""
     # No further than the farthest that was seen, if many problems vary alike. If all agree, it may be anywhere.
     farthest_S1 = np.abs(points_SD * (counts_SD > 0)).max(axis=1, keepdims=True)
     second_S1, fourth_S1 = ((counts_SD * points_SD**power).sum(axis=1, keepdims=True) for power in (2, 4))

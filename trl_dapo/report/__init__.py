@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run did, from what it left on disk: a page that stands alone, and its pictures."""
+"""The report of a run, made from its files: one HTML page and its pictures."""
 
 from .drawing import PANELS, Panel, plot_comparison, plot_panel, plot_run
 from .html import write_report

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a report draws of a run's log, panel by panel: one colour a run, one line style a metric.
+"""The pictures of a report, panel by panel: one colour per run, one line style per metric.
 
 Lines are running means over a twentieth of the run, with the values faintly behind. A theme is "light" or "dark".
 """
@@ -110,7 +110,7 @@ ACCEPTANCE = Panel(
     title="Acceptance rate",
     unit="share of groups sampled",
     metrics={"dynamic_sampling/acceptance_rate": "accepted"},
-    caption="Where it falls, fewer groups train, or a step costs more: the next picture says what takes them away.",
+    caption="If it falls, fewer groups train, or a step costs more. The next picture shows why groups are dropped.",
     top=1.0,
 )
 OUTCOMES = Panel(
@@ -118,7 +118,7 @@ OUTCOMES = Panel(
     title="What became of the groups sampled",
     unit="share of groups sampled",
     metrics={f"dynamic_sampling/dropped/{reason}": reason for reason in REASONS},
-    caption="Where all_correct grows, prompts become too easy; all_wrong: too hard; masked: completions are cut off.",
+    caption="If all_correct grows, prompts become too easy; all_wrong: too hard; masked: completions are cut off.",
     top=1.0,
 )
 LENGTH = Panel(
@@ -137,7 +137,7 @@ ENTROPY = Panel(
 )
 TIMELINE = Panel(
     name="timeline",
-    title="Where the time of the last rollouts went",
+    title="Time spent in the last rollouts",
     unit="seconds",
     metrics={
         "timeline/update_seconds": "updates of the last one",
@@ -147,8 +147,8 @@ TIMELINE = Panel(
         "timeline/wait_seconds": "the trainer's wait for the server",
         "timeline/idle_seconds": "the server's wait for the trainer",
     },
-    caption="Updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
-    "below: where the trainer waits, more GPUs should sample; where the server idles, more should train.",
+    caption="Updates of the rollout before, then sampling and rewards. With a server, the server is above "
+    "and the trainer below: if the trainer waits, more GPUs should sample; if the server idles, more should train.",
 )
 IN_FLIGHT = Panel(
     name="in_flight",
@@ -162,7 +162,7 @@ REWARDS = Panel(
     title="Reward by function",
     unit="mean reward",
     metrics={"rewards/(.*)/mean": r"\1"},
-    caption="Before filter and weights. Where one rises and the one that matters does not, their sum hides it.",
+    caption="Before filter and weights. If one rises and the one that matters does not, their sum hides it.",
     bottom=None,
 )
 SOURCES = Panel(
@@ -187,7 +187,7 @@ PANELS = (
     Panel(
         name="tokens",
         title="Tokens generated and trained",
-        unit="tokens a rollout batch",
+        unit="tokens per rollout batch",
         metrics={"dynamic_sampling/tokens_generated": "generated", "dynamic_sampling/tokens_trained": "trained"},
         caption="The gap between the lines is the price of dynamic sampling.",
     ),
@@ -217,7 +217,8 @@ PANELS = (
         title="Completions cut off",
         unit="share of completions",
         metrics={"completions/clipped_ratio": "cut off by max_completion_length"},
-        caption="Above a few percent, right answers are lost: raise max_completion_length or punish length softly.",
+        caption="Above a few percent, correct completions are lost: raise max_completion_length, or punish length "
+        "softly.",
     ),
     Panel(
         name="clipping",
@@ -259,7 +260,7 @@ COMPARED = (ACCURACY_BY_TOKENS, INFORMATIVE)  # the first to look at if there ar
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
 BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a picture for each run: see `plot_named`
-# Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
+# Okabe and Ito's colours, which the colour-blind can tell apart, as far as they are visible on white and on black.
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Tol's muted colours, for what does not stand for a run.
 OUTCOME_COLOURS = {"accepted": "#44AA99", "all_correct": "#DDCC77", "all_wrong": "#882255", "constant": "#BBBBBB"}
@@ -268,7 +269,7 @@ OUTCOME_COLOURS |= {"outside_band": "#88CCEE", "unscored": "#AA4499", "masked": 
 NAME_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
-# Of what the trainer and a server do.
+# Colours of what the trainer and a server do.
 TIMELINE_COLOURS = {"update": "#88CCEE", "other": "#999933", "sampling": "#44AA99", "wait": "#CC6677"}
 TIMELINE_COLOURS |= {"rewards": "#DDCC77", "idle": "#BBBBBB"}
 # What is done one after the other: where the trainer samples itself, and where a server does.
@@ -294,7 +295,7 @@ def plot_panel(
             shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
             figure = _one_for_each(shown, labels, lambda place, i: _draw(place, panel, log_histories[i : i + 1]))
         else:
-            # The names of the runs stand below and must not make the picture smaller.
+            # The names of the runs are below the picture and must not make it smaller.
             key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
             figure = Figure(figsize=(SIZE[0], SIZE[1] + key_height), layout="constrained")
             _draw(figure.subplots(), panel, log_histories)
@@ -331,7 +332,7 @@ def _one_for_each(shown: list[int], labels: Sequence[str], draw: Callable[[Axes,
 
 
 def _places(number: int, num_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
-    """A picture with so many places, each of a size in inches."""
+    """Make a picture with `num` panels, each of a size in inches."""
     num_rows = -(-number // num_columns)
     figure = Figure(figsize=(size[0] * num_columns, size[1] * num_rows), layout="constrained")
     places = list(figure.subplots(num_rows, num_columns, squeeze=False, **options).flat)
@@ -411,7 +412,7 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None
     if not drawn:
         _say_not_logged(axes)
     elif len(panel.metrics) > 1:
-        # Of several runs, the colour in the legend would be wrong for all but one.
+        # With several runs, the colour in the legend would be that of only one.
         colour = RUN_COLOURS[0] if len(log_histories) == 1 else matplotlib.rcParams["text.color"]
         handles = [Line2D([], [], color=colour, linestyle=style) for style in drawn.values()]
         # The best place takes seconds to find among many points.

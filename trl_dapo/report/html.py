@@ -42,7 +42,7 @@ PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
 NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
-MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
+MAX_CHARACTERS = 1200  # of a prompt or a completion; the answer is at its end, so both ends are kept
 COLUMNS = {
     "reward": "reward",
     "after\nthe filter": "filtered_reward",
@@ -129,7 +129,7 @@ def _summary(run: Run) -> dict[str, str | None]:
     log_history, step = run.log_history, f"step {run.last_step:,}"
     of = "" if run.max_steps is None else f" of {run.max_steps:,}"
     if not run.finished:
-        state = f"not finished: going on or stopped at {step}{of}; {run.checkpoint or 'no checkpoint'} to resume from"
+        state = f"not finished: running or stopped at {step}{of}; {run.checkpoint or 'no checkpoint'} to resume from"
     elif run.max_steps is not None and run.last_step < run.max_steps:
         state = f"finished early, at {step}{of}"
     else:
@@ -198,7 +198,7 @@ def _as_set(value: Any) -> str:
 
 
 def _outcomes_of_runs(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
-    """What became of the groups: for each outcome, each run's figures."""
+    """The outcomes of groups, with each run's figures."""
     found = [{row["outcome"]: row for row in run.groups.outcomes} if run.groups else {} for run in runs]
     names = dict.fromkeys(outcome for of_run in found for outcome in of_run)
     return [(name, [of_run.get(name) for of_run in found]) for name in names]
@@ -247,7 +247,7 @@ def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
 
 
 def _in_words(panel: Panel, line: str, places: list[int], values: list[float]) -> str:
-    """What a line shows, for those who do not see it."""
+    """Describe a line in words, for readers who cannot see it."""
     between = ""
     if panel not in BY_NAME:
         values = smooth(values)
@@ -259,7 +259,7 @@ def _in_words(panel: Panel, line: str, places: list[int], values: list[float]) -
 
 
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
-    """What is drawn by reward function and by source, for each run: nothing where it has only one."""
+    """Return what is drawn by reward function and by source, for each run; nothing if it has only one."""
     rewards = [REWARDS.find(run.log_history) for run in runs]
     sources = [run.groups.by_source if run.groups else {} for run in runs]
     named = []

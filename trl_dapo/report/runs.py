@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves on disk, read with the suspicion that it was killed while it wrote; its ledger in figures."""
+"""Reading a run's files, which may be incomplete because the run was killed, and the figures of its ledger."""
 
 import json
 import os
@@ -49,7 +49,7 @@ class GroupFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run left on disk."""
+    """The files of one run."""
 
     label: str
     log_history: list[dict]  # metrics for each time the trainer logged, oldest first
@@ -58,8 +58,8 @@ class Run:
     checkpoint: str | None = None  # name of the last whole one
     notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
     samples: list[dict] = field(default_factory=list)  # prompts with their best and their worst completion
-    evaluations: dict[str, dict] = field(default_factory=dict)  # summaries by name, in the order they were made in
-    changes: list[dict] = field(default_factory=list)  # each beside the first of the same problems, as `compare` says
+    evaluations: dict[str, dict] = field(default_factory=dict)  # summaries by name, in order of time
+    changes: list[dict] = field(default_factory=list)  # each evaluation compared with the first of its problems
     settings: dict[str, dict] | None = None  # `value` and `default` of those that are not the defaults
     groups: GroupFigures | None = None  # what its ledger says
 
@@ -87,8 +87,8 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Reads a run that has ended, is going on or was killed, from its `output_dir` or one of its checkpoints. Its log is
-    `log_history.jsonl`, or else, as `GRPOTrainer` and other trainers leave it, the newest `trainer_state.json`. Files
+    Read a run that has ended, is running or was killed, from its `output_dir` or one of its checkpoints. Its log is
+    `log_history.jsonl`, or, if it is from `GRPOTrainer` or another trainer, the newest `trainer_state.json`. Files
     that could not be read whole are noted. Raises `FileNotFoundError` if there is no such folder, or no log.
     """
     run_dir = Path(run_dir)
@@ -182,7 +182,7 @@ def _read_states(run_dir: Path, notes: list[str]) -> tuple[Path, list[dict], int
 def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # what is no JSON, and what is no UTF-8; what is nested deeper than it may be
+    except (ValueError, RecursionError):  # text that is not JSON or not UTF-8; nested too deeply
         return None
 
 
@@ -219,7 +219,7 @@ def _read_table(path: Path, notes: list[str]) -> list[dict]:
 
 
 def _rewards(row: dict) -> dict[str, Any]:
-    """What the reward functions returned and logged of a completion."""
+    """Return what the reward functions returned and logged for a completion."""
     return {name: value for name, value in row.items() if name not in ("step", "prompt", "completion", "advantage")}
 
 
@@ -247,7 +247,7 @@ def _finished(path: Path, summary: dict) -> float:
 
 
 def _changes(run_dir: Path, names: list[str]) -> list[dict]:
-    """Each evaluation beside the first one, of those in the run's folder, that it can be compared with."""
+    """Return each evaluation in the run's folder with the first one that it can be compared with."""
     changes: list[dict] = []
     firsts: list[str] = []
     for name in names:
@@ -353,7 +353,7 @@ def _by_source(groups: pd.DataFrame, sources: list[str | None]) -> dict[str, tup
 
 
 def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], list[dict]]:
-    """The prompts with the least share of right completions and with the largest, the surest first."""
+    """Return the prompts with the smallest and the largest share of correct completions, the most certain first."""
     totals = groups.groupby("prompt_id").agg(
         source=("source", "first"),
         num_groups=("rollout", "size"),
@@ -364,7 +364,7 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
     )
     totals = totals[(totals["known"] > 0) & (totals["scored"] > 0)]
     texts = dict(zip(with_text["prompt_id"].to_pylist(), with_text["prompt"].to_pylist(), strict=True))
-    # As if one completion more were right and one wrong: 0 of 16 is harder than 0 of 8.
+    # As if one more completion were correct and one incorrect: 0 of 16 is harder than 0 of 8.
     ends = ((totals["correct"] + 1) / (totals["scored"] + 2)).sort_values(kind="stable").index
     hardest = ends[totals.loc[ends, "correct"] < totals.loc[ends, "scored"]][:NUM_PROMPTS]
     easiest = ends[totals.loc[ends, "correct"] > 0][::-1][:NUM_PROMPTS]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a reward function asks for and returns, checked where it can still be mended: before the first rollout.
+"""Checks of what a reward function requires and returns, before the first rollout, when mistakes cost nothing.
 
 In TRL a mistake shows after the first batch has been generated, as an error without the name of the function.
 """
@@ -93,7 +93,7 @@ def check_reward_columns(
 def check_reward_funcs(
     reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, buffer: int | None, group_filter: Any = None
 ) -> None:
-    """Refuses what is no reward function or filter, and weights that no run is meant to have; TRL refuses the rest."""
+    """Refuse what is not a reward function or filter, and weights that no run should have. TRL refuses the rest."""
     if group_filter is not None and not callable(group_filter):
         raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
     for reward_func in reward_funcs:
@@ -121,7 +121,7 @@ def check_reward_funcs(
 
 
 def check_reward_values(name: str, values: Any, num_rows: int) -> list:
-    """What a reward function returned, as a list; refuses what it may not return."""
+    """Return a reward function's values as a list, or refuse them."""
     returned = f"The reward function {name!r} returned"
     if inspect.iscoroutine(values):
         values.close()
@@ -149,8 +149,9 @@ def with_checked_values(
     num_rows: int | None = None,
 ) -> RewardFunc:
     """
-    A reward function whose values are checked whenever it is called, and whose `log_extra` is also told to a second
-    one. It is given the first `num_rows` rows, of which the others are copies. A reward model stays as it is.
+    A reward function whose values are checked whenever it is called, and whose `log_extra` is also passed to a
+    second function. It gets the first `num_rows` rows; the others are copies of these. A reward model is returned
+    unchanged.
     """
     naming = functools.partial(_naming_in_a_note, name)
     checked = functools.partial(check_reward_values, name)
@@ -176,9 +177,9 @@ def wrap_reward(
     num_rows: int | None = None,
 ) -> RewardFunc:
     """
-    A reward function that is called `within` a context, and `then` of whose values stands in their place. What it
-    passes to `log_extra` is passed to this one as well. It is given the first `num_rows` rows only, by default
-    all; the others get the values of these, over and over.
+    A reward function that is called `within` a context, and whose values are replaced by `then` of them. What it
+    passes to `log_extra` is passed on. It gets only the first `num_rows` rows, by default all; the other rows get the
+    values of these, repeated.
     """
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
@@ -247,7 +248,7 @@ def _parameters(reward_func: Any) -> list[inspect.Parameter]:
     if isinstance(reward_func, (str, torch.nn.Module)):
         return []
     with suppress(TypeError, ValueError):
-        # Of the outermost function: what a decorator takes is what it is given.
+        # The outermost function counts, because a decorator receives the arguments.
         return list(inspect.signature(reward_func, follow_wrapped=False).parameters.values())
     return []
 

@@ -187,7 +187,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 def without_delimiters(answer: str) -> str:
-    r"""`$34$`, `\(34\)` and `\[34\]` become `34`; any other answer stays as it is, spaces too."""
+    r"""`$34$`, `\(34\)` and `\[34\]` become `34`; any other answer is unchanged, including spaces."""
     text = answer.strip()
     for opening, closing in _DELIMITERS:
         inner = text.removeprefix(opening).removesuffix(closing)
@@ -208,7 +208,7 @@ def gold_text(gold: Any) -> str | None:
         return str(gold)
     if isinstance(gold, numbers.Rational):
         return str(gold)
-    # The digits that a float is written with: 1e23 is no whole number of 24 other digits, and no text has 1e-07.
+    # The digits that a float is written with: 1e23 is not a whole number of 24 other digits, and no text has 1e-07.
     number = Decimal(str(gold))
     return str(int(number)) if number == number.to_integral_value() else f"{number:f}"
 
@@ -233,7 +233,7 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
     """
     The text that a reward function scores: a plain completion, or the last message that the model wrote.
 
-    What a tool or an environment wrote is no answer, also where the completion ends with it.
+    What a tool or an environment wrote is not an answer, even if the completion ends with it.
     """
     if isinstance(completion, str):
         return completion
@@ -293,10 +293,12 @@ def dapo_math_reward(
     completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
-    Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line, else -1.
+    Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line,
+    otherwise -1.
 
-    `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`. Of a conversational completion the last message is scored.
-    One whose gold answer, text or a number, is `None`, NaN or empty gets no reward, TRL's way to skip a sample.
-    `log_extra` receives the answers as `dapo_math_answer`. Raises `TypeError` for what is of no kind that can be read.
+    `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`. The last message of a conversational completion is scored. A
+    completion whose gold answer, text or a number, is `None`, NaN or empty gets no reward, TRL's way to skip a sample.
+    `log_extra` receives the answers as `dapo_math_answer`. Raises `TypeError` for values of a type that cannot be
+    read.
     """
     return _paper_rule(completions, solution, **kwargs)

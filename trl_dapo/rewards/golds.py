@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the answer of a dataset's row says, as the one gold answer that completions are compared with."""
+"""The gold answer of a dataset's row, with which completions are compared."""
 
 import json
 import re
@@ -34,7 +34,10 @@ class BadRow(ValueError):
 
 
 def read_gold(answer: Any, is_solution: bool = False, needs_box: bool = False) -> str:
-    """The gold answer in one notation. A solution may end in a box; what `needs_box` is no answer without one."""
+    """
+    Return the gold answer in one notation. A solution may end in a box; with `needs_box` there is no answer without
+    one.
+    """
     parts = _unpacked(answer)
     if parts is not None:
         golds = {read_gold(part, is_solution, needs_box) for part in parts}
@@ -55,7 +58,10 @@ def read_gold(answer: Any, is_solution: bool = False, needs_box: bool = False) -
 
 
 def _unpacked(answer: Any) -> list | None:
-    """What a list holds, be it in JSON; `None` of anything else, and of an interval, a point or a matrix."""
+    """
+    Return the items of a list, which may be JSON, or `None` for anything else and for an interval, a point or a
+    matrix.
+    """
     if isinstance(answer, str):
         try:
             found = json.loads(answer) if answer.lstrip().startswith(("[", "{")) else None
@@ -72,7 +78,10 @@ def _unpacked(answer: Any) -> list | None:
 
 
 def _stated(text: str, is_solution: bool, needs_box: bool) -> str:
-    """What a worked solution says in its last box or behind `####`; an answer, which may be boxed, stays."""
+    """
+    Return the content of a worked solution's last box, or what follows `####`. A short answer, which may be boxed, is
+    unchanged.
+    """
     boxes = list(_BOX.finditer(text))
     _, marker, final = text.rpartition("####")
     if boxes and boxes[-1].end() > len(text) - len(final):

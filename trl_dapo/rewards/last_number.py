@@ -45,7 +45,9 @@ _MOST_EXPONENT_DIGITS = 9
 def last_number_reward(
     completions: list, solution: list, log_extra: Callable[[str, list], None] | None = None, **kwargs: Any
 ) -> list[float | None]:
-    """Reward function: 1 where the last number is the gold answer, else 0; `None` where the gold one is no number."""
+    """
+    Reward function: 1 if the last number is the gold answer, otherwise 0; `None` if the gold answer is not a number.
+    """
     answers = [_last_number(completion_text(completion)) for completion in completions]
     golds = [_gold_number(gold_text(gold) or "") for gold in solution]
     if log_extra is not None:
@@ -54,7 +56,7 @@ def last_number_reward(
 
 
 def bare_number_reward(completions: list, **kwargs: Any) -> list[float]:
-    """Reward function for the form of a plain answer: 1 where a completion is a number and nothing else, else 0."""
+    """Reward function for the form of a plain answer: 1 if a completion is a number and nothing else, otherwise 0."""
     texts = (_in_ascii(completion_text(completion)).strip() for completion in completions)
     return [float(_ONLY_A_NUMBER.fullmatch(text) is not None) for text in texts]
 
@@ -72,7 +74,7 @@ def _gold_number(text: str) -> str | None:
 
 
 def _has_minus(before: str) -> bool:
-    """Whether what stands before a number makes it negative, and is no subtraction, range, list or dash."""
+    """Return whether the text before a number makes it negative, and is not a subtraction, range, list or dash."""
     before = before.removesuffix("$").removesuffix("\\")
     up_to_sign = before.rstrip(_SPACES)
     if not up_to_sign.endswith("-"):

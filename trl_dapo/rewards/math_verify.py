@@ -72,8 +72,8 @@ class _Worker:
     def start(cls, timeout: float, memory_limit: int) -> "_Worker":
         # Not multiprocessing: its spawn re-imports the training script, its fork copies a process that runs CUDA.
         workers_end, lifeline = os.pipe()
-        # What is no text, such as a pathlib.Path, Python does not import from either. The path comes before any
-        # import: the working directory, which "-c" puts first, may hold a file of any name.
+        # Python does not import from entries that are not text, such as a pathlib.Path, either. The path comes before
+        # any import: the working directory, which "-c" puts first, may hold a file of any name.
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         code = (
             f"import sys; sys.path[:] = {path!a}; "
@@ -148,7 +148,7 @@ class MathVerifyReward:
 
     The verdicts are those of TRL's `accuracy_reward`: 1.0 if the answer equals the gold answer, 0.0 if not, `None` if
     the gold answer cannot be parsed. A completion that takes longer than `timeout` is killed with its worker and is
-    wrong; where the machine stalled or ran out of memory it is tried once more. A gold answer that cannot be read in
+    incorrect; if the machine stalled or ran out of memory it is tried once more. A gold answer that cannot be read in
     time twice is given up and logged: its completions get `None`. A copy, pickled or forked, has workers of its own.
 
     `timeout` is in seconds of processor time for one completion, its gold answer included. By the clock it may take
@@ -276,8 +276,8 @@ class MathVerifyReward:
         self._num_ended += 1
         if not worker.is_ready:
             self._num_killed_at_start += 1
-            # One that was killed, by the startup limit or for want of memory, is started once more; one that ended
-            # by itself would end the same way again.
+            # A worker that was killed, by the startup limit or by a lack of memory, is started once more; one that
+            # ended by itself would end the same way again.
             if status >= 0 or self._num_killed_at_start > self.num_workers:
                 raise RuntimeError(
                     f"A math-verify worker ended with status {status} before it was ready (limit {STARTUP_LIMIT} s); "
@@ -325,8 +325,8 @@ def math_verify_reward(
     completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
-    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Raises `TypeError` for
-    what is of no kind that can be read, `RuntimeError` if no worker can be started.
+    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB per completion. Raises `TypeError`
+    for values of a type that cannot be read, `RuntimeError` if no worker can be started.
     """
     return _default(completions, solution, **kwargs)
 

@@ -17,7 +17,7 @@ STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy 
 CLOCK_FACTOR = 10  # a completion's limit by the clock over its limit of processor time
 RETIRED = 3  # exit status of a worker that asks to be replaced
 READY, GOLD_READ = "ready", "gold"  # what it says besides verdicts
-SKIPPED = "[skipped]"  # in place of an answer where the gold answer cannot be parsed
+SKIPPED = "[skipped]"  # used instead of an answer if the gold answer cannot be parsed
 
 _UNPARSEABLE = "[unparseable]"
 _NUM_CACHED_GOLDS = 4096
@@ -108,7 +108,7 @@ class _Scorer:
         # patterns take quadratic time to find that out.
         self._anchor = re.compile(r"(?i:answer)|\\boxed\{")
         self._golds: dict[str, list] = {}
-        # A release of math-verify that cannot be used this way must not look like wrong answers.
+        # A release of math-verify that cannot be used this way must not look like incorrect answers.
         self.read_gold("1")
         if self.score("1", "\\boxed{1}") != (1.0, "1") or self.score("1", "\\boxed{2}") != (0.0, "2"):
             raise RuntimeError(f"math-verify does not tell 1 from 2 ({math_verify.__file__}).")

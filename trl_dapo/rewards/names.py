@@ -44,7 +44,7 @@ def find_answers(
 
     Args:
         names (`Sequence[str]`):
-            Names of the reward functions that decide what is right.
+            Names of the reward functions that decide which completions are correct.
         logged (`Mapping[str, Sequence[Any]]`):
             Columns that the reward functions passed to `log_extra`, with a value for each completion.
         texts (`Sequence[str]`):

@@ -16,18 +16,18 @@ from .scaling import scale_reward
 
 
 SCORES_LEFT_OUT = (
-    "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
-    "`dynamic_sampling_rewards`."
+    "Nothing says which completions are correct, so avg@k, pass@k and maj@k are left out. Name the reward that "
+    "says so in `dynamic_sampling_rewards`."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReward:
-    """Which reward functions decide, and by what rule. Made by [`TaskReward.choose`]."""
+    """The reward functions that decide which groups are accepted, and their rule. Made by [`TaskReward.choose`]."""
 
     names: tuple[str, ...]  # of those that decide
     shaping: tuple[str, ...]  # of those that do not, and have a weight: they only shape the advantages
-    # Of one that decides alone it is 1, or -1 where its weight is negative: its size matters to the advantages only,
+    # If one function decides, its weight is 1, or -1 if it is negative: its size matters only to the advantages,
     # and the reward is compared as it was given.
     weights_F: Tensor
     is_task_F: Tensor
@@ -36,7 +36,8 @@ class TaskReward:
     # for well-formatted nonsense.
     is_decided: bool
     best: float = 1.0  # what a reward function gives for what cannot be done better
-    # Of rewards that nobody named: three values, or a model's, are no verdicts. Groups train by their spread still.
+    # Rewards that nobody named: three values, or those of a model, are not verdicts. Groups are still accepted by
+    # their spread.
     is_named: bool = False
     is_graded: bool = False
     values: frozenset[float] = frozenset()  # seen so far
@@ -87,8 +88,8 @@ class TaskReward:
             )
         if penalties := [name for name in chosen or () if is_length_penalty(name)]:
             raise ValueError(
-                f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
-                f"different lengths would be accepted. Choose from {listed}."
+                f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of incorrect "
+                f"completions of different lengths would be accepted. Choose from {listed}."
             )
         # One of weight 0 is there to be logged.
         deciding = [name for name in candidates if name in weighted] or candidates
@@ -101,7 +102,8 @@ class TaskReward:
                     "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
                 )
         is_decided = chosen is not None or len(deciding) == 1
-        deciding = deciding or list(names)  # a length penalty may stand alone: nothing is right by it
+        # A length penalty may be the only function, although no completion is correct by it.
+        deciding = deciding or list(names)
         is_task_F = torch.tensor([name in deciding for name in names])
         if is_task_F.sum() == 1:
             weights_F = torch.where(is_task_F, 1.0 - 2.0 * (weights_F < 0), weights_F)
@@ -113,9 +115,9 @@ class TaskReward:
                 full_score=weights_F[is_task_F].sum().item() * best,
             )
         else:
-            needs_right = {"min_accuracy": (min_accuracy, 0.0), "max_accuracy": (max_accuracy, 1.0)}
-            needs_right["accuracy_threshold"] = accuracy_threshold, 0.0
-            for name, (value, default) in needs_right.items():
+            needs_correctness = {"min_accuracy": (min_accuracy, 0.0), "max_accuracy": (max_accuracy, 1.0)}
+            needs_correctness["accuracy_threshold"] = accuracy_threshold, 0.0
+            for name, (value, default) in needs_correctness.items():
                 if value != default:
                     raise ValueError(f"`dynamic_sampling_{name}={value}` {_ambiguous(listed)}")
             criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
@@ -141,8 +143,8 @@ class TaskReward:
         """Why no completion can be called correct, for the message about a setting that needs it; `None` if it can."""
         if self.is_decided and self.is_graded:
             return (
-                f"needs to know which completions are right, and {self.names[0]!r} gives scores. Set "
-                "`dynamic_sampling_accuracy_threshold`: a score above it is right."
+                f"needs to know which completions are correct, and {self.names[0]!r} gives scores. Set "
+                "`dynamic_sampling_accuracy_threshold`: a completion with a score above it is correct."
             )
         return None if self.is_decided else _ambiguous(", ".join(map(repr, self.names)))
 
@@ -153,7 +155,10 @@ class TaskReward:
         return reward_sizes(rewards_BF, self.weights_F, self.is_task_F)
 
     def _full_scores(self, rewards_BF: Tensor) -> Tensor:
-        """What each completion could get at best: of the functions that scored it, as others are for other prompts."""
+        """
+        Return the best possible reward of each completion, by the functions that scored it: others are for other
+        prompts.
+        """
         if not self.is_decided:
             return torch.full((len(rewards_BF),), math.inf, dtype=torch.double, device=rewards_BF.device)
         best_BF = torch.full_like(rewards_BF, self.best).masked_fill(rewards_BF.isnan(), torch.nan)
@@ -185,17 +190,17 @@ class TaskReward:
         sizes_NG = self._sizes(rewards_BF).view_as(rewards_NG)
         return count_correct(rewards_NG, masked_NG, reasons, self.criterion, num_known, sizes_NG)
 
-    def is_right(self, rewards_BF: Tensor) -> Tensor:
-        """Whether each completion is right; one that was not scored is not."""
+    def is_correct(self, rewards_BF: Tensor) -> Tensor:
+        """Return whether each completion is correct. A completion that was not scored is not."""
         return is_correct(self.of(rewards_BF), self.criterion, self._sizes(rewards_BF))
 
     def metrics(self, groups: Iterable[Tensor], skipped: Iterable[float] = ()) -> dict[str, float]:
-        """The share of a prompt's completions that is right, in the mean; of skipped prompts what was expected."""
+        """Return the mean share of correct completions per prompt. Skipped prompts count with the expected share."""
         if not self.has_correctness:
             return {}
         # Hard prompts are sampled oftener, and more of each: completions would be counted by what they have taught.
-        rights = (self.is_right(rewards_BF)[~self.of(rewards_BF).isnan()].double() for rewards_BF in groups)
-        shares = [*skipped, *(right_B.mean().item() for right_B in rights if len(right_B))]
+        correct = (self.is_correct(rewards_BF)[~self.of(rewards_BF).isnan()].double() for rewards_BF in groups)
+        shares = [*skipped, *(correct_B.mean().item() for correct_B in correct if len(correct_B))]
         return {"task_accuracy": sum(shares) / len(shares)} if shares else {}
 
     def describe(self, filtered: bool = False) -> str:
@@ -209,15 +214,19 @@ class TaskReward:
             parts.append("`group_filter` decides which groups train.")
         else:
             low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
-            band = "" if (low, high) == (0.0, 1.0) else f" and more than {low:g} and less than {high:g} of it is right"
+            band = ""
+            if (low, high) != (0.0, 1.0):
+                band = f" and more than {low:g} and less than {high:g} of it is correct"
             parts.append(f"A group trains if {subject} differs within it{band}.")
         if self.has_correctness:
             unless = "" if self.is_named else ", unless it takes more than two values"
-            parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}{unless}.")
+            parts.append(
+                f"A completion is correct if {subject} is above {self.criterion.accuracy_threshold:g}{unless}."
+            )
         elif filtered or not self.undecided:
             parts.append(SCORES_LEFT_OUT)
         else:  # the line about sampling says which setting to use
-            parts.append("Nothing says which completions are right, so avg@k, pass@k and maj@k are left out.")
+            parts.append("Nothing says which completions are correct, so avg@k, pass@k and maj@k are left out.")
         if self.shaping:
             only = "only shapes" if len(self.shaping) == 1 else "only shape"
             parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")
@@ -226,6 +235,6 @@ class TaskReward:
 
 def _ambiguous(candidates: str) -> str:
     return (
-        f"needs to know which completions are right, but several reward functions decide: {candidates}. "
-        "Name the one that says what is right in `dynamic_sampling_rewards`."
+        f"needs to know which completions are correct, but several reward functions decide: {candidates}. "
+        "Name the one that says what is correct in `dynamic_sampling_rewards`."
     )

@@ -1,3 +1,3 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves on the disk and says on the terminal, what it is checked for at its start, and when it ends."""
+"""A run's files and terminal output, the checks at its start, and the conditions that end it."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a checkpoint of [`DAPOTrainer`] holds beside those of transformers, and which checkpoint is whole."""
+"""The files that [`DAPOTrainer`] adds to a checkpoint of transformers, and which checkpoints are complete."""
 
 import json
 import math
@@ -98,7 +98,10 @@ def _qualified_name(value: Any) -> str:
 
 
 def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, local: dict[str, Any]) -> None:
-    """Writes what a trainer needs to go on as if it had not stopped; `local` is this rank's. Every rank calls it."""
+    """
+    Write what a trainer needs to continue as if it had not stopped. `local` is this rank's part. Every rank must call
+    it.
+    """
     rank, num_ranks = rank_and_world_size()
     torch.save({**local, "num_processes": num_ranks}, folder / RANK_NAME.format(rank))
     if args.should_save:
@@ -116,7 +119,7 @@ def load_state(
     restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
     ignore_data_skip: bool,
 ) -> None:
-    """Goes on where [`save_state`] left off; what cannot be read on one rank is left behind on all."""
+    """Continue from [`save_state`]. What cannot be read on one rank is left out on all."""
     rank, num_processes = rank_and_world_size()
     say = logger.warning if rank == 0 else logger.debug  # all ranks find the same
     shared, problem = _read_shared(folder, sampler)
@@ -182,14 +185,17 @@ def load_state(
 
 
 def _holds_optimizer(folder: Path) -> bool:
-    """Whether transformers goes on with an optimizer and a schedule from here; it starts them again without a word."""
+    """
+    Return whether transformers can continue with the optimizer and the schedule of a checkpoint. Otherwise it silently
+    restarts them.
+    """
     names = {path.name for path in folder.iterdir()}
     is_deepspeeds = any(name.startswith("global_step") for name in names)
     return is_deepspeeds or (any("optimizer" in name for name in names) and SCHEDULER_NAME in names)
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
-    """What all ranks share, or `None` and why it cannot be read, in a sentence."""
+    """Return what all ranks share, or `None` and a sentence that says why it cannot be read."""
     path = folder / STATE_NAME
     if not path.exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
@@ -208,7 +214,7 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
 
 
 def _read_local(path: Path) -> tuple[dict | None, str | None]:
-    """What is this rank's, or `None` and why it cannot be read, in a sentence."""
+    """Return this rank's part, or `None` and a sentence that says why it cannot be read."""
     if not path.exists():
         return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
     try:
@@ -240,7 +246,7 @@ def says_how_to_go_on(error: Exception) -> bool:
 
 
 def describe_failure(output_dir: str, step: int) -> str:
-    """In which step a run failed, with so many behind it, and how it goes on."""
+    """Return a sentence that says in which step a run failed, and how to continue it."""
     failed, folder = f"The run stopped in step {step + 1}.", Path(output_dir)
     checkpoint = last_complete_checkpoint(folder, step)
     if checkpoint is None:
@@ -250,7 +256,7 @@ def describe_failure(output_dir: str, step: int) -> str:
         )
     return (
         f"{failed} Its last complete checkpoint is {checkpoint}: `trainer.train(resume_from_checkpoint=True)`, or "
-        "`--resume_from_checkpoint true` on a command line, goes on from there."
+        "`--resume_from_checkpoint true` on a command line, continues from there."
     )
 
 
@@ -261,7 +267,10 @@ def output_folder(args: TrainingArguments) -> str:
 
 
 def find_checkpoint(output_dir: str) -> str | None:
-    """What `resume_from_checkpoint=True` means; `None` where there is none yet: one launch line serves every run."""
+    """
+    Return the checkpoint that `resume_from_checkpoint=True` stands for, or `None` if there is none yet, so that one
+    command serves every run.
+    """
     checkpoint = last_complete_checkpoint(output_dir)
     if checkpoint is None:
         logger.warning(f"{output_dir} holds no complete checkpoint: the run starts from the beginning.")
@@ -270,13 +279,16 @@ def find_checkpoint(output_dir: str) -> str | None:
 
 
 def warn_of_earlier_run(args: TrainingArguments) -> None:
-    """Says which checkpoint of an earlier run lies where this one begins, and what becomes of it."""
+    """
+    Return a warning about a checkpoint of an earlier run in the folder where this one begins, and what will happen to
+    it.
+    """
     checkpoint = last_complete_checkpoint(output_folder(args))
     if checkpoint is not None and rank_and_world_size()[0] == 0:
         limit = args.save_total_limit
         deletes = f"deletes checkpoints of the earlier run as it saves its own (`save_total_limit={limit}`) and "
         logger.warning(
             f"{checkpoint} is of an earlier run, and this one starts from the beginning. It "
-            f"{deletes if limit else ''}overwrites its model. Name another `output_dir`, or go on with "
+            f"{deletes if limit else ''}overwrites its model. Name another `output_dir`, or continue with "
             "`resume_from_checkpoint=True`: from the checkpoint with the highest step, whichever run's it is."
         )

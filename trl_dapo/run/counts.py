@@ -32,7 +32,7 @@ def total(entries: Sequence[dict], metric: str) -> float:
 
 
 def mean(entries: Sequence[dict], metric: str) -> float | None:
-    """The mean of a metric over the rollouts of entries of a log; `None` if none has it."""
+    """Return the mean of a metric over the rollouts of log entries, or `None` if no entry has it."""
     known = [entry for entry in entries if entry.get(metric) is not None]
     return total(known, metric) / sum(map(_weight, known)) if known else None
 

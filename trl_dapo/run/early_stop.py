@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a run before `max_steps`: rollouts that accept no group, and the limit of generated tokens."""
+"""Ending a run before `max_steps`: after rollouts that accept no group, or at the limit of generated tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ class StopCallback(TrainerCallback):
 
     @property
     def limits(self) -> list[tuple[float, float]]:
-        """What has been used of each limit but `max_steps`, and the limit."""
+        """Return how much of each limit except `max_steps` is used, and the limit."""
         limit = self._args.max_tokens_generated
         if self._sampler is None or limit is None:
             return []

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a run leaves whole or not at all, and beside which an earlier run's stay."""
+"""Files that a run writes completely or not at all, and that do not overwrite those of an earlier run."""
 
 import itertools
 import os

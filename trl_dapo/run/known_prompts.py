@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of the training prompts before a run: by an evaluation, in an earlier run, or up to a checkpoint."""
+"""
+Pass rates of the training prompts that are known before a run: from an evaluation, an earlier run or a checkpoint.
+"""
 
 import json
 from collections import Counter
@@ -36,7 +38,7 @@ def learn_from(folder: str, sampler: Sampler) -> str:
             source, id_ = problems_of[name]
             if num_asked[source, id_of_prompt(row)] > 1:  # one prompt with several golds: nobody knows which it was
                 continue
-            # Of an id that stands for several prompts an evaluation says which one it is, if it saw several.
+            # If several prompts have the same id, an evaluation says which one it means, if it saw several.
             ids: list[str | None] = [id_of_prompt(row)]
             if num_named[source, id_] <= 1:
                 ids.append(id_)

@@ -1,22 +1,24 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of a run: `rollouts/` in its output folder, a row for every group that was sampled, trained or not.
+"""The ledger of a run: `rollouts/` in its output folder, with a row for every group that was sampled, trained or not.
 
     rollout, step, round, policy_version    where it was sampled: the rollout's number in the run; the first optimizer
-                                            step that it trains, as in the log; its round, from 1, or 0 (half
-                                            asked before, and given up, or when the run ended); optimizer steps
-                                            behind the policy that sampled, or sampled its rest
-    prompt_id, source                       what was asked
+                                            step that it trains, as in the log; its round, from 1, or 0 (a
+                                            partial group of an earlier rollout that was given up, or that was left
+                                            when the run ended); optimizer steps of the policy that sampled its last
+                                            completions
+    prompt_id, source                       its prompt
     outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, and
                                             the batch was full), "dropped", and why, or "partial" (only the first
                                             completions were sampled, which decide nothing)
-    correct, scored                         completions; `correct` is null where nothing says what is right
-    tokens, seconds                         of the group, without those of tools; of its whole round
+    correct, scored                         numbers of completions; `correct` is null if nothing says what is
+                                            correct
+    tokens, seconds                         of the group, without tokens of tools; of its whole round
     lengths, truncated, rewards/<name>      of each completion
-    prompt, completions                     text, of `log_groups` groups a rollout, else null
+    prompt, completions                     text of `log_groups` groups per rollout, null for the others
 
-Parts are parquet files. With every rollout the last one is written again beside itself and put in its own place, until
-it is large enough, so whenever a run is killed it leaves whole rollouts.
+The parts are parquet files. With every rollout the last part is rewritten to a temporary file that then replaces it,
+until the part is large enough. So whenever a run is killed, it leaves whole rollouts.
 """
 
 import itertools
@@ -50,7 +52,7 @@ from .files import keep_earlier, replacing
 logger = logging.get_logger(__name__)
 
 LEDGER_NAME = "rollouts"
-# From here on a part is left alone: what is written again with every rollout stays small.
+# Above this size a part is closed, so that what is rewritten with every rollout stays small.
 PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
 PARTIAL = "partial"  # the outcome of a group of which only the first completions were sampled
@@ -74,7 +76,7 @@ class Ledger(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        # A run that starts begins a ledger of its own, one that resumes goes on after its checkpoint's last rollout.
+        # A run that starts begins a new ledger. A run that resumes continues after its checkpoint's last rollout.
         self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
         self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
 
@@ -199,7 +201,7 @@ def describe_groups(
     lengths_B = torch.tensor([length for group in groups for length in group.lengths], dtype=torch.int32)
     truncated_B = torch.tensor([is_cut for group in groups for is_cut in group.truncated], dtype=torch.bool)
     task_B = task.of(rewards_BF)
-    correct_B = task.is_right(rewards_BF)
+    correct_B = task.is_correct(rewards_BF)
     # Partial groups may be of an earlier rollout's round.
     rounds = [group.round if group.round in rollout.rounds else None for group in groups]
     columns = {

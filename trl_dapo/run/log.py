@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves for whoever reads it: its settings, and a log that grows with it."""
+"""A run's settings and its growing log, for whoever reads them."""
 
 import dataclasses
 import io
@@ -23,7 +23,7 @@ from .files import keep_earlier, replacing
 logger = logging.get_logger(__name__)
 
 LOG_HISTORY_NAME, SETTINGS_NAME = "log_history.jsonl", "settings.json"
-# Where the default says only that the value is worked out, what it is worked out to.
+# The computed value, if the default only says that it is computed.
 _WORKED_OUT = {"activation_checkpointing": True, "debug": [], "pad_to_multiple_of": None, "report_to": []}
 # Worked out from the machine or from other settings; another name of one; masked, whether set or not.
 _NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size", "do_eval"}
@@ -103,7 +103,7 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
 
 
 def settings_to_compare(args: TrainingArguments) -> dict[str, dict[str, Any]]:
-    """What a checkpoint keeps of the settings, JSON-able, for the run that goes on from it."""
+    """Return what a checkpoint keeps of the settings for the run that resumes from it, JSON-able."""
     return {
         name: json.loads(json.dumps(setting, default=str))
         for name, setting in changed_settings(args).items()
@@ -112,7 +112,7 @@ def settings_to_compare(args: TrainingArguments) -> dict[str, dict[str, Any]]:
 
 
 def describe_changes(folder: str, theirs: dict[str, dict], own: dict[str, dict]) -> str | None:
-    """Which settings of a run are others than those of its checkpoint, with both values; `None` where none is."""
+    """Return a sentence about the settings that differ from those of the checkpoint, with both values, or `None`."""
     changes = {}
     for name in [*theirs, *(name for name in own if name not in theirs)]:
         there = theirs[name]["value"] if name in theirs else own[name]["default"]
@@ -124,12 +124,12 @@ def describe_changes(folder: str, theirs: dict[str, dict], own: dict[str, dict])
     line = f"{folder} was written with other settings: {', '.join(changes.values())}."
     if held := [f"`{name}`" for name in changes if name in _HELD_BY_OPTIMIZER]:
         has = "has" if len(held) == 1 else "have"
-        line += f" {', '.join(held)} {has} no effect: the checkpoint's optimizer and schedule go on as they were."
+        line += f" {', '.join(held)} {has} no effect: the checkpoint's optimizer and schedule continue unchanged."
     return line
 
 
 def storable(values: Iterable) -> list:
-    """A column's values as parquet takes them: as they are, or as text if their types have none in common."""
+    """Return a column's values as parquet accepts them: unchanged, or as text if they have no type in common."""
     values = list(values)
     try:
         pd.DataFrame({"values": values}).to_parquet(io.BytesIO())

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried once before a run generates its first token, so that no mistake in it costs a rollout."""
+"""Checks before a run generates its first token, so that a mistake does not cost a rollout."""
 
 import copy
 import sys
@@ -33,7 +33,7 @@ THINK_FORMAT = "think_format_reward"  # TRL's
 
 
 class SetupError(ValueError):
-    """What a user can mend, found before anything was generated."""
+    """A mistake that the user can correct, found before anything was generated."""
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class Preflight(TrainerCallback):
             warnings = [self._describe_context(prompt), self._describe_thinking(prompt)]
         except ValueError as error:  # of a tokenizer without a chat template
             raise SetupError(
-                f"{error} Set `chat_template_path`, or give prompts that are plain text in place of messages."
+                f"{error} Set `chat_template_path`, or use prompts of plain text instead of messages."
             ) from error
         for warning in warnings:
             if warning is not None and state.is_main_process:
@@ -155,7 +155,7 @@ class Preflight(TrainerCallback):
             self.choice.leave_out_screen(why)
 
     def _score(self, example: dict, num: int) -> Tensor:
-        """Return the rewards of so many equal completions of an example, by the first process."""
+        """Return the rewards of `num` equal completions of an example, computed by the first process."""
         conversational, example = is_conversational(example), {**example, "prompt": _asked(example)}
         texts = [MADE_UP] * num
         completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
@@ -175,7 +175,7 @@ class Preflight(TrainerCallback):
 
 
 def too_few_processes(num_processes: int) -> str | None:
-    """What `accelerate launch` does not say: that it was asked for several processes and started one."""
+    """Return a warning if `accelerate launch` was asked for several processes and silently started one."""
     # Its launcher of one process sets a port to meet at only where several were asked for, and never WORLD_SIZE.
     asked_for_several = is_set("ACCELERATE_MIXED_PRECISION") and is_set("MASTER_ADDR")
     if num_processes > 1 or not asked_for_several or is_set("WORLD_SIZE"):
@@ -189,7 +189,7 @@ def too_few_processes(num_processes: int) -> str | None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Says which reward function it was that failed."""
+    """Name the reward function in an error that it raises."""
     try:
         yield
     except Exception as error:
@@ -197,7 +197,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _asked(example: dict) -> Any:
-    """An example's prompt as TRL hands it to reward functions: its images stand in its messages."""
+    """Return an example's prompt as TRL passes it to reward functions, with the images in its messages."""
     prompt, image = example["prompt"], example.get("image")
     images = example.get("images", None if image is None else [image])
     if isinstance(prompt, str) or images == [] or not {"image", "images"} & example.keys():

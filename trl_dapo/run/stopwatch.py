@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout spends its time on, and what is to be said now and then."""
+"""Timing of a rollout's phases, and periodic messages."""
 
 import time
 from collections import defaultdict
@@ -14,7 +14,7 @@ SILENCE = 15.0  # seconds, after which a command says what it is doing
 
 @contextmanager
 def calling(function: Callable[[], object], every: float) -> Iterator[None]:
-    """A block beside which a function is called every so many seconds."""
+    """Call a function periodically while a block runs."""
     ended = Event()
 
     def watch() -> None:
@@ -31,7 +31,9 @@ def calling(function: Callable[[], object], every: float) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Where the time goes from one complete rollout to the next. The first interval begins with the first block."""
+    """
+    Measures where the time goes from one complete rollout to the next. The first interval begins with the first block.
+    """
 
     def __init__(self, has_server: bool = False) -> None:
         self._has_server = has_server

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run prints: a line at each logging step, and what became of it at the end."""
+"""The terminal output of a run: a line at each logging step, and a summary at the end."""
 
 import logging
 import math
@@ -47,7 +47,7 @@ PHASES_WITH_SERVER = {"wait": "waiting for the server", **SHARED_PHASES}
 
 
 def wrapped_for(file: IO[str], line: str) -> str:
-    """A line as it is, or on a terminal broken between words."""
+    """Return a line unchanged, or wrapped between words if it goes to a terminal."""
     if not file.isatty():
         return line
     return textwrap.fill(line, shutil.get_terminal_size().columns, break_on_hyphens=False, break_long_words=False)
@@ -135,7 +135,7 @@ def _mean(entries: Sequence[dict], metric: str) -> float | None:
 
 
 def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
-    """Which evaluation an entry of the log is of, and its figures; `None` where it is of none."""
+    """Return the name of the evaluation that a log entry belongs to, and its figures, or `None`."""
     if "loss" in entry or "train_runtime" in entry:  # with what reward functions may have timed and logged
         return None
     timed = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
@@ -167,7 +167,10 @@ def format_evaluation(entry: dict) -> str | None:
 
 
 def count_empty_steps(log_history: Sequence[dict]) -> int:
-    """Optimizer steps without a token to learn from. Those behind the last log stand in the entry of the run's end."""
+    """
+    Return the number of optimizer steps without a token to learn from. Those after the last log entry are in the entry
+    of the run's end.
+    """
     empty, last = 0, 0
     for entry in log_history:
         if "loss" in entry or "train_runtime" in entry:
@@ -214,7 +217,9 @@ def _change(first: list[dict], last: list[dict], metric: str, text: Callable[[fl
 
 
 class ComparedWithGRPO(NamedTuple):
-    """What steps cost and trained on, compared with those of `GRPOTrainer`, which samples each batch once."""
+    """
+    Return the cost and the informative groups per step, compared with `GRPOTrainer`, which samples each batch once.
+    """
 
     tokens: float  # as a factor
     groups: float  # informative ones, as a factor
@@ -230,7 +235,7 @@ def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
     accepted, trained = num_accepted(log_history), num("groups_trained")
     if not (accepted and num("completions_trained")):
         return None
-    # Of GRPO's groups the share that would teach: what the memory skips is likely to be dropped.
+    # The share of GRPO's groups that would be informative. Prompts that the memory skips are likely to be dropped.
     informative = accepted / (num("groups_generated") + num("skipped_by_memory"))
     full = trained / (trained + num("shortfall"))
     tokens = full * num("completions_generated") / num("completions_trained")
@@ -282,10 +287,12 @@ def summarize(
     rest: dict | None = None,  # the timeline since its last rollout
     fills_batches: bool = True,  # with accepted groups alone: neither with copies nor with dropped ones
     num_groups_left: int = 0,  # of those that were to train, as the run ended before their step
-    rollouts: Sequence[dict] = (),  # of `read_rollouts`, whatever was logged; else the log says what it can
+    rollouts: Sequence[
+        dict
+    ] = (),  # from `read_rollouts`, whatever was logged; otherwise from the log, as far as possible
     num_prompts: int | None = None,  # of a rollout batch
 ) -> list[str]:
-    """What became of a run, one line for each thing that is known."""
+    """Return the summary of a run, one line for each fact that is known."""
     empty = count_empty_steps(log_history)
     if empty == step:
         moved = "No step moved a weight: the model is what it was"
@@ -367,7 +374,10 @@ def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
 
 
 class TerminalCallback(ProgressCallback, PrinterCallback):
-    """Prints a run, in place of either of transformers' callbacks: a script that removes one of them removes it."""
+    """
+    Callback that prints a run, instead of transformers' two callbacks: a script that removes either of them removes
+    it.
+    """
 
     training_bar: tqdm | None
 
@@ -462,7 +472,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self._window, self._num_rows = [], self._num_rows + 1
 
     def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
-        """What has been used of each limit of the run, and the limit."""
+        """Return how much of each limit of the run is used, and the limit."""
         return [(state.global_step, state.max_steps), *self._stops.limits]
 
     def _seconds_left(self, state: TrainerState) -> float | None:

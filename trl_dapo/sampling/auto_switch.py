@@ -32,14 +32,14 @@ class AutoSwitch(SelectionPolicy):
     needs_counts = True
 
     # Acceptance rates of whole groups if no prompt is skipped. A policy is switched on if the rate is surely below the
-    # first, and off if it is surely above the second; in between it stays as it is. At 20% the screen saves 1.3 times
+    # first, and off if it is surely above the second; in between nothing changes. At 20% the screen saves 1.3 times
     # the completions of groups of 8 and 1.7 times those of groups of 16, and the memory about 4 times; by the clock
     # both save at least 1.25 times on every engine that schedules completions (`python -m benchmarks
     # rollout_seconds`). A model whose prompts are nearly all hard, and which learns less with the memory, accepts a
     # third of its groups.
     ON_BELOW = 0.20
     OFF_ABOVE = 0.30
-    # "Surely" is by so many standard deviations of the estimate.
+    # "Surely" means by this many standard deviations of the estimate.
     NUM_DEVIATIONS = 2.0
     # How many times fewer completions it must be expected to take to be switched on, and to stay on: on prompts that
     # are all alike neither saves anything, however few groups are accepted.
@@ -56,9 +56,10 @@ class AutoSwitch(SelectionPolicy):
         self._all_policies = list(all_policies)
         self._num_generations = num_generations
         self.acceptance = AcceptanceRate()  # of whole groups of all prompts that came, the skipped ones included
-        # Of the rollout under way, whose groups are no fair sample before it ends: those of one size come together.
+        # Counts of the current rollout. Its groups are not a fair sample before it ends, because those of one size
+        # come together.
         self._num_prompts = 0
-        self._num_accepted = 0.0  # as far as it is known, else expected
+        self._num_accepted = 0.0  # known, or otherwise expected
         self._num_skipped_counted = 0
         self._messages: list[str] = []
         for policy in self._switched:
@@ -85,19 +86,19 @@ class AutoSwitch(SelectionPolicy):
     def _count_skipped(self) -> None:
         """Count prompts that were skipped since they were last counted."""
         skipped = [pass_rate for policy in self._all_policies for pass_rate in policy.skipped]
-        for correct, wrong in skipped[self._num_skipped_counted :]:
+        for correct, incorrect in skipped[self._num_skipped_counted :]:
             self._num_prompts += 1
-            self._num_accepted += expected_acceptance(correct, wrong, self._num_generations)
+            self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
         self._num_skipped_counted = len(skipped)
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
         """Return the probability that the rest of a group differs from its first completions, which are all equal."""
         known = (policy.pass_rate(group.name) for policy in self._all_policies)
-        correct, wrong = next(pass_rate for pass_rate in known if pass_rate is not None)
+        correct, incorrect = next(pass_rate for pass_rate in known if pass_rate is not None)
         num_rest = group.num_missing
         num_rest_correct = num_rest if num_correct else 0
         stays_equal = log_likelihood(
-            num_rest_correct, num_rest - num_rest_correct, correct + num_correct, wrong + num_scored - num_correct
+            num_rest_correct, num_rest - num_rest_correct, correct + num_correct, incorrect + num_scored - num_correct
         )
         return 1.0 - math.exp(stays_equal) if num_scored else 0.0
 
@@ -129,7 +130,7 @@ class AutoSwitch(SelectionPolicy):
         return f"{self.acceptance.rate:.0%} of groups are accepted"
 
     def leave_out(self, policy: SelectionPolicy) -> None:
-        """Note that the run goes on without a policy."""
+        """Note that the run continues without a policy."""
         self._switched = [one for one in self._switched if one is not policy]
         self._all_policies = [one for one in self._all_policies if one is not policy]
 

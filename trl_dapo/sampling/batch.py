@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of the groups of a rollout: which train, which only fill the batch, which stay in the queue. Pure."""
+"""The outcome of a rollout: which groups train, which only fill the batch, which stay in the queue. Pure functions."""
 
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -13,7 +13,7 @@ class Batch(NamedTuple):
     """A rollout batch, and what became of the other groups."""
 
     train: list[PromptGroup]  # oldest first; with `"replace"` some several times
-    fill: list[PromptGroup]  # behind them; they weigh nothing
+    fill: list[PromptGroup]  # after them, without weight
     carried: list[PromptGroup]  # accepted, and train in the next rollout
     surplus: Sequence[PromptGroup] = ()  # accepted, and lost
     partial: Sequence[PromptGroup] = ()  # whose rest the next rollout may request

@@ -28,7 +28,7 @@ def reward_sizes(rewards_BF: Tensor, weights_F: Tensor, is_task_F: Tensor) -> Te
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """What a group must show to train."""
+    """The condition under which a group trains."""
 
     min_accuracy: float = 0.0  # accuracy must be above this; 0.0 asks for no accuracy at all, only for spread
     max_accuracy: float = 1.0  # and below this; 1.0 sets no bound
@@ -59,7 +59,8 @@ def drop_reasons(
     full_scores_NG: Tensor | None = None,
 ) -> list[str | None]:
     """
-    For each group `None` if it trains, else which of `REASONS` it teaches nothing for. NaN counts for nothing.
+    Return for each group `None` if it is accepted, otherwise the one of `REASONS` why it is dropped. NaN rewards are
+    ignored.
 
     `sizes_NG` are those of [`reward_sizes`]; by default each reward is one value. `full_scores_NG` are what each
     completion could get at best, by default the criterion's `full_score`.
@@ -123,7 +124,7 @@ def count_correct(
     top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)
     bottom_N = rewards_NG.masked_fill(~live_NG, torch.inf).amin(dim=1)
     upper_NG = live_NG & (rewards_NG > ((top_N + bottom_N) / 2)[:, None])
-    # Where an accepted group's graded rewards lie all on one side of the threshold, its upper half is correct.
+    # If all graded rewards of an accepted group are on one side of the threshold, the upper half counts as correct.
     one_sided_N = accepted_N & ((correct_N == 0) | (correct_N == live_NG.sum(dim=1)))
     new_NG = torch.where(one_sided_N[:, None], upper_NG, correct_NG)[:, num_known:]
     return list(zip(new_NG.sum(dim=1).tolist(), live_NG[:, num_known:].sum(dim=1).tolist(), strict=True))

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an example is called: by the stream of prompts, what is remembered of them and the ledger; and by scores."""
+"""The names of examples: in the stream of prompts, in the pass-rate memory and the ledger, and in scores."""
 
 import hashlib
 import json
@@ -63,7 +63,10 @@ def id_of_prompt(example: Mapping[str, Any]) -> str:
 
 
 def problem_source(example: Mapping[str, Any]) -> str | None:
-    """The benchmark that a row is of; `None` where its `source` is no name, but such as a summary's documents."""
+    """
+    Return the benchmark that a row belongs to, or `None` if its `source` is not a name but, for example, a document to
+    summarize.
+    """
     source = example.get("source")
     if not isinstance(source, (str, int)) or not 0 < len(str(source)) <= _LONGEST_SOURCE:
         return None
@@ -71,7 +74,7 @@ def problem_source(example: Mapping[str, Any]) -> str | None:
 
 
 def has_id(example: Mapping[str, Any]) -> bool:
-    """`None` and NaN, which tables fill in, and empty text are no id."""
+    """Return whether a value is an id. `None` and NaN, which tables fill in, and empty text are not ids."""
     id_ = example.get("id")
     return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
 
@@ -85,7 +88,10 @@ def content_digest(example: Mapping[str, Any]) -> str:
 
 
 def _as_json(x: Any) -> Any:
-    """What stands in a hash for a value that JSON has no word for; not its address, which differs from run to run."""
+    """
+    Return the text that represents a value that JSON cannot in a hash. It must not contain an address, which differs
+    between runs.
+    """
     if str(getattr(x, "dtype", "")) == "object":  # an array of texts, as pandas has them
         return x.tolist()
     if hasattr(x, "tobytes"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A group: one prompt with its completions, from the draw to the gradient.
+"""A group: one prompt with its completions, from the dataset to the gradient.
 
     DRAWN -> IN_FLIGHT -> PARTIAL -> IN_FLIGHT -> ACCEPTED -> TRAINED
                  |           |           |           |
@@ -26,7 +26,7 @@ from .rows import Row
 
 
 class GroupState(StrEnum):
-    """Where a group is in its life."""
+    """The states of a group."""
 
     DRAWN = "drawn"  # from the stream, nothing requested
     IN_FLIGHT = "in flight"  # completions are requested
@@ -54,7 +54,7 @@ _NEXT_STATES = {
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What the engine is asked for: completions of one group, from its first one or after those that it has."""
+    """A request to the generation engine: completions of one group, from its first one or after those that it has."""
 
     group: "PromptGroup"
     num_completions: int
@@ -113,12 +113,12 @@ class PromptGroup:
 
     @property
     def num_received(self) -> int:
-        """How many completions it has."""
+        """Number of completions that it has."""
         return len(self.ranks)
 
     @property
     def num_missing(self) -> int:
-        """How many completions it lacks to be whole."""
+        """Number of completions that it still needs."""
         return self.num_generations - self.num_received
 
     @property

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a selection policy is: it learns from groups that were decided on, and has a say in which prompts are sampled.
+"""The interface of a selection policy, which learns from groups that were decided on and helps to choose prompts.
 
 A new policy is a file with a subclass of [`SelectionPolicy`] and an entry in `construction.make_sampler`.
 """
@@ -25,7 +25,7 @@ class Decided(NamedTuple):
     """Groups of one round that were decided on, all with as many completions."""
 
     groups: Sequence["PromptGroup"]
-    reasons: Sequence[str | None]  # why each is dropped, `None` if it is accepted or goes on
+    reasons: Sequence[str | None]  # why each is dropped, or `None` if it is accepted or partial
     num_known: int  # completions of each that an earlier round had brought
     # Correct and scored among the new completions of each group, if a policy needs them and a reward tells.
     counts: Sequence[tuple[int, int]] | None = None
@@ -43,10 +43,10 @@ class Decided(NamedTuple):
 
 
 class SelectionPolicy:
-    """A say in which prompts are sampled, and how many completions of each first. By default it has none."""
+    """Influences which prompts are sampled, and how many completions of each first. The base class changes nothing."""
 
     name = ""  # in logs
-    is_on = True  # if it is off, it learns and has no say
+    is_on = True  # if it is off, it only learns
     needs_counts = False  # whether it learns from how many completions are correct
     splits_groups = False  # whether it may request only the first completions of a group
 
@@ -69,7 +69,9 @@ class SelectionPolicy:
         return num_generations
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
-        """Return the probability that so many completions of a prompt differ, or `None` if it cannot tell."""
+        """
+        Return the probability that the rewards of `num_completions` completions differ, or `None` if it is unknown.
+        """
         return None
 
     def observe(self, decided: Decided) -> None:
@@ -95,7 +97,7 @@ class SelectionPolicy:
         return ""
 
     def leave_out(self, policy: "SelectionPolicy") -> None:
-        """Note that the run goes on without another policy."""
+        """Note that the run continues without another policy."""
 
     def take_messages(self) -> list[str]:
         """Return what a user should be told, once."""

@@ -1,6 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What past rounds taught about each prompt, and which prompts to skip because they would most likely be dropped."""
+"""
+Pass-rate memory: what past rounds showed about each prompt, and which prompts to skip because they would most likely
+be dropped.
+"""
 
 import math
 import os
@@ -14,15 +17,20 @@ from .example_names import digest, id_in
 from .policies import Decided, SelectionPolicy
 
 
-def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
-    """Probability that completions are neither all right nor all wrong, for a Beta-distributed pass rate."""
-    all_correct = math.exp(log_likelihood(num_generations, 0, correct, wrong))
-    return max(1.0 - all_correct - math.exp(log_likelihood(0, num_generations, correct, wrong)), 0.0)
+def expected_acceptance(correct: float, incorrect: float, num_generations: int) -> float:
+    """
+    Return the probability that completions are neither all correct nor all incorrect, for a Beta-distributed pass
+    rate.
+    """
+    all_correct = math.exp(log_likelihood(num_generations, 0, correct, incorrect))
+    return max(1.0 - all_correct - math.exp(log_likelihood(0, num_generations, correct, incorrect)), 0.0)
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one prompt; `num_skipped` is in a row, `evidence_*` is what it weighed at `last_age`."""
+    """
+    The record of one prompt. `num_skipped` counts skips in a row; `evidence_*` has the weight of the time `last_age`.
+    """
 
     num_seen: int = 0
     num_correct: int = 0
@@ -30,7 +38,7 @@ class _Record:
     last_step: int = 0
     last_age: int = 0
     num_skipped: int = 0
-    num_passes: int = 1  # for which its next look stands
+    num_passes: int = 1  # that its next observation represents
     evidence_correct: float = 0.0
     evidence_wrong: float = 0.0
 
@@ -38,24 +46,27 @@ class _Record:
 class Population:
     """The pass rates of all prompts: sums of unbiased estimates of p and p^2, one for each prompt and pass."""
 
-    _UNIFORM = {"num_passes": 2.0, "sum_rate": 2 / 2, "sum_square": 2 / 3}  # noqa: RUF012 (counts as two looks)
+    _UNIFORM = {"num_passes": 2.0, "sum_rate": 2 / 2, "sum_square": 2 / 3}  # noqa: RUF012 (counts as two visits)
 
     def __init__(self) -> None:
         self._sums = dict(self._UNIFORM)
 
     def update(self, num_correct: int, num_scored: int, num_passes: int = 1) -> None:
-        """Learns from a look, which stands for so many passes: else prompts looked at often would count more."""
+        """
+        Learn from an observation, weighted by the passes since the last one: otherwise prompts seen often would count
+        more.
+        """
         if num_scored >= 2:
             self._sums["num_passes"] += num_passes
             self._sums["sum_rate"] += num_passes * num_correct / num_scored
             self._sums["sum_square"] += num_passes * num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
 
     def fade(self, by: float) -> None:
-        """Makes all looks so far weigh less."""
+        """Reduce the weight of all observations so far."""
         self._sums = {name: start + by * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
     def pass_rate(self, prompt_id: str | None = None) -> tuple[float, float]:
-        """Their Beta distribution, by its first two moments: that of any prompt."""
+        """Return the Beta distribution of pass rates, by its first two moments. It is the same for every prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
         # A population that is nearly all solved or all unsolved has a tiny concentration, but not zero.
@@ -75,21 +86,23 @@ class PromptMemory(SelectionPolicy):
     name = "memory"
     needs_counts = True
 
-    # A pass rate has a Beta posterior: a prior, fitted to the looks at all prompts, and the evidence of its own looks.
-    # Policies learn, and what was seen of an earlier one misleads. So each look asks: would half the evidence have
-    # foretold it better than all of it? The log of how much better is summed over the looks, never below zero (Page's
-    # test for a change, Biometrika 41, 1954). Above a bound the policy has learnt: all that is known, of each prompt
-    # and of the population, then counts half. Skipping by what was seen is GRESO's idea
-    # (https://huggingface.co/papers/2506.02177), whose waits have no bound.
+    # A pass rate has a Beta posterior: a prior that is fitted to the observations of all prompts, and the evidence of
+    # its own observations. The policy learns, so old observations become misleading. Each new one therefore asks: would
+    # half the evidence have predicted it better than all of it? The log of how much better is summed over observations,
+    # and never falls below zero (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a bound, the policy
+    # has changed, and the weight of everything known is halved, of each prompt and of the population. Skipping prompts
+    # by what was seen of them is GRESO's idea (https://huggingface.co/papers/2506.02177), whose waits have no bound.
 
-    # What is known counts so much after a change, and earlier looks at each new one: two groups at most, so that a
-    # prompt learnt alone is noticed too. MoPPS's recipes fade by as much (https://huggingface.co/papers/2507.04632).
+    # The factor of everything known after a change, and of a prompt's earlier observations at each new one. With it the
+    # evidence is worth two groups at most, so a prompt that alone was learned is noticed too. MoPPS's recipes use the
+    # same factor (https://huggingface.co/papers/2507.04632).
     KEPT = 0.5
-    # Where nothing is learnt and pass rates are Beta-distributed, a sum of log-likelihood ratios gets here once in
-    # e^10 = 22,000 looks at most (Lorden, Ann. Math. Stat. 42, 1971).
+    # If nothing is learned and pass rates are Beta-distributed, a sum of log-likelihood ratios exceeds this at most
+    # once in e^10 = 22,000 observations (Lorden, Ann. Math. Stat. 42, 1971).
     MOST_SURPRISE = 10.0
-    # A prompt half as promising as an unseen one is looked at as rarely as any. A lower power samples more.
-    LOOKS_POWER = 5
+    # A prompt with half the predicted acceptance of an unseen one is sampled as rarely as allowed. A lower power
+    # samples such prompts more often.
+    VISITS_POWER = 5
 
     _STATE = ("seed", "_num_draws", "_age", "_surprise")
 
@@ -121,19 +134,19 @@ class PromptMemory(SelectionPolicy):
             self.update(group.name, num_correct, num_scored, decided.step, is_rest=is_rest)
 
     def expected_saving(self, num_generations: int) -> float:
-        """Return how many times more often a group is accepted once every prompt was looked at once."""
-        correct, wrong = self.population.pass_rate()
-        unseen = expected_acceptance(correct, wrong, num_generations)
-        num_looks, num_accepted = 0.0, 0.0  # per pass and prompt
+        """Return how many times more often a group is accepted once every prompt was observed once."""
+        correct, incorrect = self.population.pass_rate()
+        unseen = expected_acceptance(correct, incorrect, num_generations)
+        num_visits, num_accepted = 0.0, 0.0  # per pass and prompt
         for num_correct in range(num_generations + 1):
-            num_wrong = num_generations - num_correct
+            num_incorrect = num_generations - num_correct
             num_orders = math.comb(num_generations, num_correct)
-            share = num_orders * math.exp(log_likelihood(num_correct, num_wrong, correct, wrong))
-            promise = expected_acceptance(correct + num_correct, wrong + num_wrong, num_generations)
-            looks = share * self._looks_per_pass(promise, unseen)
-            num_looks += looks
-            num_accepted += looks * promise
-        return num_accepted / num_looks / unseen
+            share = num_orders * math.exp(log_likelihood(num_correct, num_incorrect, correct, incorrect))
+            predicted = expected_acceptance(correct + num_correct, incorrect + num_incorrect, num_generations)
+            visits = share * self._visits_per_pass(predicted, unseen)
+            num_visits += visits
+            num_accepted += visits * predicted
+        return num_accepted / num_visits / unseen
 
     def describe_on(self, num_generations: int) -> str:
         return "prompts that are likely to be dropped are skipped for a while"
@@ -145,47 +158,52 @@ class PromptMemory(SelectionPolicy):
         return {"skipped_by_memory": float(len(self.skipped))}
 
     def expected_acceptance(self, prompt_id: str, num_generations: int) -> float:
-        """Of a new group of this prompt, as a probability."""
+        """Return the probability that a new group of this prompt is accepted."""
         return expected_acceptance(*self.pass_rate(prompt_id), num_generations)
 
     def draw_skip(self, prompt_id: str, num_generations: int, may_skip: bool = True) -> bool:
-        """Draws whether to pass over this prompt now; the same on all processes that ask the same in order."""
+        """Draw whether to skip this prompt now. Processes that call this in the same order get the same results."""
         record = self._records.get(prompt_id)
         if record is None:
             return False
         unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
-        correct, wrong = self.pass_rate(prompt_id)
-        promise = expected_acceptance(correct, wrong, num_generations)
-        looks_per_pass = self._looks_per_pass(promise, unseen)
-        # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
-        num_left = 2 / looks_per_pass - 1 - record.num_skipped
+        correct, incorrect = self.pass_rate(prompt_id)
+        predicted = expected_acceptance(correct, incorrect, num_generations)
+        visits_per_pass = self._visits_per_pass(predicted, unseen)
+        # Waits are uniform over 1, 2, ... 2 / visits_per_pass - 1 passes: as often on average, but bounded.
+        num_left = 2 / visits_per_pass - 1 - record.num_skipped
         skip = may_skip and self._draw(prompt_id) * num_left >= 1
-        # The draw ends a wait, not the look: a round may go over the dataset again before it is looked at.
+        # A wait ends with the draw, not with the observation: a round may pass over the dataset again before that.
         record.num_skipped = record.num_skipped + 1 if skip else 0
         if skip:
             record.num_passes += 1
-            self.skipped.append((correct, wrong))
+            self.skipped.append((correct, incorrect))
         return skip
 
-    def _looks_per_pass(self, promise: float, unseen: float) -> float:
-        """Return how often to look at a prompt that is so promising, if an unseen one is looked at in every pass."""
-        looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
-        return max(looks_per_pass, 2 / (self.longest_wait + 1))
+    def _visits_per_pass(self, predicted: float, unseen: float) -> float:
+        """
+        Return how often per pass to sample a prompt with this predicted acceptance, if an unseen prompt is sampled
+        once.
+        """
+        visits_per_pass = (predicted / unseen) ** self.VISITS_POWER if predicted < unseen else 1.0
+        return max(visits_per_pass, 2 / (self.longest_wait + 1))
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
-        """Learns from one generated group, or from the rest of one whose first few it knows."""
+        """Learn from a group, or from the rest of a group whose first completions are known."""
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
-        if not is_rest:  # the rest of a group that passed is no look of its own
-            num_wrong = num_scored - num_correct
-            whole = log_likelihood(num_correct, num_wrong, *self._posterior(record))
-            half = log_likelihood(num_correct, num_wrong, *self._posterior(record, self.KEPT))
+        if not is_rest:  # the rest of a partial group is not an observation of its own
+            num_incorrect = num_scored - num_correct
+            whole = log_likelihood(num_correct, num_incorrect, *self._posterior(record))
+            half = log_likelihood(num_correct, num_incorrect, *self._posterior(record, self.KEPT))
             self._surprise = max(self._surprise + half - whole, 0.0)
-            if self._surprise > self.MOST_SURPRISE:  # half of what is known would have foretold the last looks better
+            if (
+                self._surprise > self.MOST_SURPRISE
+            ):  # half of what is known would have predicted the last observations better
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
             record.num_passes = 1
         kept = self._fade(record)
-        if not is_rest and num_scored:  # a new look: earlier ones count half
+        if not is_rest and num_scored:  # earlier observations count half
             kept *= self.KEPT
         record.evidence_correct = kept * record.evidence_correct + num_correct
         record.evidence_wrong = kept * record.evidence_wrong + (num_scored - num_correct)
@@ -195,36 +213,37 @@ class PromptMemory(SelectionPolicy):
         record.last_step, record.last_age = step, self._age
 
     def halve(self) -> None:
-        """Makes all that is known count half, of each prompt and of the population."""
+        """Halve the weight of everything known, of each prompt and of the population."""
         self._surprise, self._age = 0.0, self._age + 1
         self.population.fade(self.KEPT)
 
     @property
     def prompts(self) -> set[str]:
-        """Those that were seen."""
+        """The prompts that were seen."""
         return {*self._records}
 
     def _fade(self, record: _Record) -> float:
-        """What the evidence of a prompt still weighs."""
+        """Return the weight that the evidence of a prompt still has."""
         return self.KEPT ** (self._age - record.last_age)
 
     def _posterior(self, record: _Record, by: float = 1.0) -> tuple[float, float]:
-        correct, wrong = self.population.pass_rate()
+        correct, incorrect = self.population.pass_rate()
         by *= self._fade(record)
-        return correct + by * record.evidence_correct, wrong + by * record.evidence_wrong
+        return correct + by * record.evidence_correct, incorrect + by * record.evidence_wrong
 
     def pass_rate(self, prompt_id: str | None) -> tuple[float, float]:
-        """The Beta distribution of a prompt's pass rate; of `None`, that of a prompt that nothing is known of."""
+        """Return the Beta distribution of a prompt's pass rate; for `None`, that of an unknown prompt."""
         return self._posterior(self._records.get(prompt_id or "") or _Record())
 
     def _draw(self, prompt_id: str) -> float:
-        """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
+        """Return a uniform number in [0, 1) that depends only on the seed, the prompt and the number of draws."""
         self._num_draws += 1
-        # Of its id alone: another column of the dataset, which the name's hash depends on, changes no draw.
+        # Only the id counts: another column of the dataset, which the hash in the name depends on, must not change
+        # draws.
         return int(digest(f"{self.seed}/{self._num_draws}/{id_in(prompt_id)}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes a row for each prompt seen as a parquet file."""
+        """Write a parquet file with a row for each prompt that was seen."""
         records = self._records.values()
         columns: dict[str, list] = {"prompt_id": list(self._records)}
         columns["pass_rate"] = [r.num_correct / r.num_scored if r.num_scored else None for r in records]
@@ -234,17 +253,17 @@ class PromptMemory(SelectionPolicy):
 
     @staticmethod
     def read(path: str | os.PathLike) -> dict[str, _Record]:
-        """What [`PromptMemory.save`] wrote, by prompt."""
+        """Return what [`PromptMemory.save`] wrote, by prompt."""
         names = [field.name for field in fields(_Record)]
         rows = pq.read_table(path).to_pylist()
         return {row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in rows}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the file, JSON-able."""
+        """Return what a resumed run needs in addition to the file, JSON-able."""
         return {name.lstrip("_"): getattr(self, name) for name in self._STATE} | self.population.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what was kept, with the file's `records` beside it."""
+        """Continue from a saved state, with the file's `records` in it."""
         self._records = state.get("records", {})
         self.skipped.clear()
         self.population.load_state_dict(state)
@@ -252,9 +271,9 @@ class PromptMemory(SelectionPolicy):
             setattr(self, name, state[name.lstrip("_")])
 
 
-def log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
-    """Log-likelihood of completions in the order in which they came, for a Beta-distributed pass rate."""
-    return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
+def log_likelihood(num_correct: int, num_incorrect: int, correct: float, incorrect: float) -> float:
+    """Return the log-likelihood of completions in their order, for a Beta-distributed pass rate."""
+    return _log_beta(correct + num_correct, incorrect + num_incorrect) - _log_beta(correct, incorrect)
 
 
 def _log_beta(a: float, b: float) -> float:

@@ -68,7 +68,7 @@ class PromptStream:
         while len(taken) < n:
             name, row = self._next_row()
             if self._source.length is not None and num_skipped_in_a_row >= 2 * self._source.length - 1:
-                # So many rows hold one full pass, and all were skipped: for the rest of this call none is.
+                # A full pass was skipped, so nothing more is skipped in this call.
                 may_skip = False
             if skip is not None and skip(name, may_skip):
                 self.num_skipped += 1
@@ -84,7 +84,7 @@ class PromptStream:
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
 
     def again(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
-        """The examples that were taken at these places, as far as they are there."""
+        """Return the examples at these positions, as far as they exist."""
         rows: dict[tuple[int, int], Any] = {}
         for num_passes, of_pass in itertools.groupby(sorted({*places}), key=lambda place: place[0]):
             positions = [position for _, position in of_pass]
@@ -116,7 +116,7 @@ class PromptStream:
         return self._source.rows_by_name(columns) if isinstance(self._source, _MapStyleSource) else {}
 
     def order(self) -> dict[str, Any]:
-        """What says in which order prompts come, JSON-able."""
+        """Return what determines the order of prompts, JSON-able."""
         return {"seed": self.seed, "shuffle_dataset": self.shuffle, **self._source.fingerprint()}
 
     def begin(self) -> None:
@@ -125,7 +125,7 @@ class PromptStream:
             self._source.begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the very next prompt, JSON-able."""
+        """Return what a resumed run needs to continue with the very next prompt, JSON-able."""
         return {
             "num_passes": self.num_passes,
             "position": self._position,
@@ -241,21 +241,23 @@ class _IterableSource:
             yield prompt_name(example), example
 
     def fingerprint(self) -> dict[str, str | None]:
-        """The names of its first rows, as one hash, once they were read; a run that began behind them has none."""
+        """
+        Return the names of the first rows as one hash, once they were read. A run that began after them has none.
+        """
         fingerprint: dict[str, str | None] = {"dataset": None}
         if self._first_rows is not None:
             fingerprint["first_rows"] = self._first_rows
         return fingerprint
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The examples, which were read with their names."""
+        """Return the examples, which were read with their names."""
         if self._columns is None:
             return examples
         return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
 
 
 def _holds_media(feature: Any) -> bool:
-    """Whether a column holds images, sound or video, which are decoded when they are read."""
+    """Return whether a column contains images, sound or video, which are decoded when they are read."""
     if isinstance(feature, (Image, Audio, Video)):
         return True
     parts = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]

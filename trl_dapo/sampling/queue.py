@@ -48,7 +48,7 @@ class GroupQueue:
 
     @property
     def in_flight(self) -> list[GenerationRequest]:
-        """What is requested and has not come."""
+        """The requests whose completions have not arrived."""
         return [group.request for group in self.in_state(GroupState.IN_FLIGHT) if group.request is not None]
 
     @property
@@ -155,7 +155,7 @@ class GroupQueue:
         """
         saved = state["groups"]
         self.num_drawn, self._groups = state["num_drawn"], {}
-        # Of an accepted group nothing more is asked, so its example is not needed.
+        # Nothing more is requested of an accepted group, so its example is not needed.
         positions = {tuple(entry["stream_position"]) for entry in saved if entry["state"] != GroupState.ACCEPTED.value}
         examples = stream.again(positions)
         num_lost, has_all = 0, True

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a rollout, and what is said about it. Pure."""
+"""The metrics of a rollout, and the messages about it. Pure functions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from .sampler import MAX_STALENESS, ORDER, Sampler
 # What to change, by the reason that dropped most groups.
 ADVICE = {
     "all_wrong": "Most prompts are too hard for the model: use easier prompts, more `num_generations`, a longer "
-    "`max_completion_length`, or check that the reward function recognises right answers.",
+    "`max_completion_length`, or check that the reward function recognizes correct answers.",
     "all_correct": "Most prompts are too easy for the model: use harder prompts or more `num_generations`.",
     "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells "
     "completions apart.",
@@ -133,7 +133,9 @@ def _mean_and_std(values: Tensor) -> tuple[float, float]:
 
 
 def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float]:
-    """One value for each metric of several rounds: least minimum, greatest maximum, else the mean over rows."""
+    """
+    Return one value for each metric of several rounds: the least minimum, the greatest maximum, or the mean over rows.
+    """
     values: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for metrics, num_rows in rounds:
         for name, (value, *_) in metrics.items():
@@ -153,7 +155,9 @@ def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float
 
 
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
-    """Which reward functions scored nothing of a rollout of which others left something: all may be others' tasks."""
+    """
+    Return a warning about reward functions that scored no completion of a rollout, although others did not score all.
+    """
     if not rollout.num_rounds:
         return None
     rewards_BF = torch.stack(
@@ -164,8 +168,8 @@ def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     if not silent or not rewards_BF.isnan().all(dim=1).any():
         return None
     return (
-        f"Of the {len(rewards_BF):,} completions of the first rollout {' and '.join(silent)} scored none, returning "
-        "`None` or NaN for each: check the columns that are read."
+        f"{' and '.join(silent)} scored none of the {len(rewards_BF):,} completions of the first rollout: `None` or "
+        "NaN was returned for each. Check the columns that the function reads."
     )
 
 
@@ -240,7 +244,7 @@ def advise(rollout: Rollout) -> str:
 
 
 def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
-    """What of a checkpoint does not fit a run and is left behind; `None` where nothing is."""
+    """Return a sentence about what of a checkpoint does not fit a run and is left behind, or `None`."""
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
     if has_rows:

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one rollout has sampled so far, and a run."""
+"""Everything that a rollout has sampled so far, and the totals of a run."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from .rounds import Round
 
 @dataclass
 class Rollout:
-    """What one rollout has sampled so far."""
+    """Everything that a rollout has sampled so far."""
 
     target: int  # groups of its batch
     number: int = 0  # its place in the run
@@ -35,7 +35,7 @@ class Rollout:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds it took; what was requested in earlier rollouts is one."""
+        """Number of rounds. Everything that was requested in earlier rollouts counts as one."""
         num_own = sum(not round_.is_stale for round_ in self.rounds)
         has_stale = num_own < len(self.rounds)
         return num_own + 1 if has_stale else num_own
@@ -47,37 +47,37 @@ class Rollout:
 
     @property
     def drop_reasons(self) -> Counter[str]:
-        """How many groups were dropped for each reason."""
+        """Number of groups dropped for each reason."""
         return Counter(group.drop_reason for group in self.dropped if group.drop_reason is not None)
 
     @property
     def num_groups(self) -> int:
-        """How many groups it sampled and decided on."""
+        """Number of groups that it sampled and decided on."""
         return len(self.accepted) + len(self.dropped)
 
     @property
     def num_completions(self) -> int:
-        """How many completions it sampled."""
+        """Number of completions that it sampled."""
         return sum(len(round_.completions) for round_ in self.rounds)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens of the model's own it sampled."""
+        """Number of the model's own tokens that it sampled."""
         return sum(group.lengths[index] for round_ in self.rounds for group, index in round_.completions)
 
     @property
     def num_completions_without_group(self) -> int:
-        """How many completions were sampled since a group was last accepted, or since the rollout began."""
+        """Number of completions sampled since a group was last accepted, or since the rollout began."""
         return self.num_completions - self._num_completions_at_last_group
 
     @property
     def num_found(self) -> int:
-        """How many groups can train."""
+        """Number of groups that can train."""
         return self.num_carried + len(self.accepted)
 
     @property
     def shortfall(self) -> int:
-        """How many groups the batch lacks."""
+        """Number of groups that the batch still needs."""
         return max(self.target - self.num_found, 0)
 
     @property
@@ -88,7 +88,7 @@ class Rollout:
 
 @dataclass
 class Totals:
-    """What a run has sampled so far, through every resume, over all rollouts that have ended."""
+    """Totals of a run over all rollouts that have ended, across resumes."""
 
     groups_sampled: int = 0
     groups_trained: int = 0

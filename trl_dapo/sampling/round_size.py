@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How often groups are accepted, and how many prompts a round draws because of it. Integers and floats only."""
+"""The acceptance rate, and the number of prompts in a round that follows from it. Only integers and floats."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -19,8 +19,8 @@ class AcceptanceRate:
 
     DECAY = 0.95  # of the evidence, with every round
     DRIFT = 0.01  # prior standard deviation of the change of the rate a round
-    # What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small
-    # batch, since a round of a few prompts waits for its longest completion too. Where one group in three is accepted
+    # The assumed cost of one more round, in trained groups: a share of the batch, but never less than a small
+    # batch, since a round of a few prompts waits for its longest completion too. If one group in three is accepted
     # (`benchmarks/sampling_policies.py`) a batch of 512 takes 1.15 rounds and 1.045 times the least possible, one of
     # 16 takes 1.18 rounds; with half the price 1.50 and 1.47, with twice of it 2 % and 10 % more groups.
     ROUND_COST = 0.16
@@ -86,7 +86,7 @@ class AcceptanceRate:
         self.num_accepted = fade * self.num_accepted + num_accepted
 
     def state_dict(self) -> dict[str, float]:
-        """What a resumed run needs, JSON-able."""
+        """Return what a resumed run needs, JSON-able."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -107,8 +107,9 @@ class AcceptanceRate:
 
     def _most_prompts(self, num_wanted: float) -> float:
         """
-        Return how many prompts a round may have at most. What rests on few accepted groups may not enlarge a round
-        much, and if none was ever accepted not at all: a run that accepts nothing must not generate ever more.
+        Return the largest number of prompts of a round. An estimate from few accepted groups may not enlarge a round
+        much, and none at all if no group was ever accepted: a run that accepts nothing must not generate more and
+        more.
         """
         return num_wanted * min(1 / MIN_RATE, 1 + self.num_accepted)
 
@@ -137,7 +138,7 @@ class AcceptanceRate:
 
 
 class RoundSize(SelectionPolicy):
-    """Decides how many groups a round draws for those that are missing."""
+    """Chooses the number of groups to request in a round for those that are missing."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceRate()

@@ -18,9 +18,11 @@ from .rows import Row, exchange_rows
 
 @dataclass
 class Recorded:
-    """What TRL made of one round: rows, lengths and what was cut off are this process's, the rest all processes'."""
+    """
+    TRL's result of one round. Rows, lengths and truncation are those of this process, the rest those of all processes.
+    """
 
-    score: Callable[..., Tensor] | None = None  # in place of the reward functions, called as `_calculate_rewards` is
+    score: Callable[..., Tensor] | None = None  # replaces the reward functions, called like `_calculate_rewards`
     rows: list[Row] = field(default_factory=list)
     lengths: Sequence[int] = ()  # the model's own tokens of each completion
     truncated: list[bool] = field(default_factory=list)  # whether the length limit ended each completion
@@ -88,7 +90,7 @@ def _checksum(requests: Sequence[GenerationRequest]) -> int:
 
 
 class ScoringPlan(NamedTuple):
-    """Which process scores which completions: as many in each process, as TRL gathers them."""
+    """The completions that each process scores, the same number in each, because TRL gathers them."""
 
     per_rank: list[list[Completion]]
     is_in_place: bool  # whether each process scores exactly the completions that it sampled, in their order

@@ -36,7 +36,7 @@ class Row:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens of the completion are the model's own."""
+        """Number of the completion's tokens that the model generated."""
         return len(self.completion_ids) if self.tool_mask is None else int(self.tool_mask.sum())
 
     def shortened(self) -> "Row":
@@ -132,7 +132,10 @@ def exchange_rows(outgoing: Sequence[Sequence[tuple[Any, Row]]], device: torch.d
 
 
 class _Converted(Sequence):
-    """Arrays converted as they are read, one at a time, so that there is never a second copy of all of them."""
+    """
+    A sequence of arrays that are converted one at a time when they are read, so that memory never holds all of them
+    twice.
+    """
 
     def __init__(self, arrays: list, convert: Callable) -> None:
         self._arrays, self._convert = arrays, convert

@@ -42,7 +42,7 @@ class Sampler:
 
     Args:
         stream ([`PromptStream`]):
-            Where prompts come from.
+            Source of prompts.
         target (`int`):
             Groups of a rollout batch.
         num_generations (`int`):
@@ -58,7 +58,7 @@ class Sampler:
         max_gen_batches (`float`, *optional*, defaults to `10.0`):
             Completions that a rollout may sample, in rollout batches; `0` for no limit.
         max_empty_batches (`float`, *optional*, defaults to `0.0`):
-            Without a limit, a rollout ends after so many batches without an accepted group; `0` for never.
+            Without a limit, a rollout ends after this number of batches without an accepted group; `0` for never.
         max_round_size (`int`, *optional*):
             The most prompts of a round.
         batch_multiplier (`float`, *optional*):
@@ -117,7 +117,7 @@ class Sampler:
     # ---- One rollout ----
 
     def start_rollout(self, step: int = 0) -> None:
-        """Begin a rollout with the policy after so many optimizer steps."""
+        """Begin a rollout with the policy after `step` optimizer steps."""
         is_again = self._is_open  # after an interruption
         for round_ in self.rollout.rounds:
             for group in round_.groups:
@@ -128,7 +128,7 @@ class Sampler:
         self.selection.start_rollout()
         self.queue.forget_unsettled()
         if is_again or not self.ahead:
-            # Some groups of the round may have been decided on, and the others are no equal shares.
+            # Some groups of the round may have been decided on, and the others may not be equal shares.
             self.queue.cancel_requests()
         else:
             keeps_together = self.selection.multiple_of > 1
@@ -143,19 +143,19 @@ class Sampler:
 
     @property
     def max_completions(self) -> float:
-        """How many completions a rollout may sample."""
-        # What is typed, 1.15, is the nearest to 115 / 100, but 1.15 x 100 is below 115.
+        """Number of completions that a rollout may sample."""
+        # The float 1.15 is the nearest to 115 / 100, but 1.15 x 100 is below 115.
         batch = self.target * self.num_generations
         return int(self.max_gen_batches * batch + 1e-6) if self.max_gen_batches else math.inf
 
     @property
     def num_left(self) -> float:
-        """How many completions the rollout may yet sample."""
+        """Number of completions that the rollout may still sample."""
         return self.max_completions - self.rollout.num_completions
 
     @property
     def num_missing(self) -> int:
-        """How many groups must still be accepted before the batch is full."""
+        """Number of groups that must still be accepted before the batch is full."""
         return num_missing(self.mode, self.rollout.num_found, self.target, self.min_replace_ratio)
 
     @property
@@ -182,7 +182,9 @@ class Sampler:
     def _with_equal_shares(
         self, due: list[GenerationRequest], requested_ahead: list[GenerationRequest]
     ) -> list[GenerationRequest]:
-        """Return the due requests, and others if processes cannot share these equally: all of them they can."""
+        """
+        Return the due requests, and others if processes cannot share the due ones equally. They can always share all.
+        """
         others = [request for request in requested_ahead if request.expires_at > self.rollout.number]
         requests = list(due)
         while others and num_completions_of(requests) % self.selection.num_ranks:
@@ -216,7 +218,10 @@ class Sampler:
                 self.sources.append(group.source)
 
     def decide(self, decided: Decided) -> None:
-        """Accept or drop groups of the latest round, which have as many completions each, or let them go on."""
+        """
+        Accept or drop groups of the latest round, which all have the same number of completions, or keep them as
+        partial.
+        """
         rollout = self.rollout
         for group, reason in zip(decided.groups, decided.reasons, strict=True):
             if reason is not None:
@@ -235,7 +240,7 @@ class Sampler:
             self._passes_at_last_group = self.stream.passes_taken
 
     def finish_rollout(self) -> Batch:
-        """End the rollout; return its batch, and what became of the other groups."""
+        """End the rollout, and return its batch and the outcome of the other groups."""
         rollout, queue = self.rollout, self.queue
         accepted = queue.accepted
         # If all groups of a rollout that ended early are partial, these fill the batch.
@@ -250,7 +255,7 @@ class Sampler:
         queue.take_batch(self.target)
 
         def staying(groups: list[PromptGroup], most: int) -> list[PromptGroup]:
-            """Those that may stay: as many as a rollout has room for, if they are fresh enough."""
+            """Return those that may stay: those that are fresh enough, as many as a rollout has room for."""
             fresh = [group for group in groups if group.staleness(rollout.number) < MAX_STALENESS]
             return fresh[:most] if self.carries else []
 
@@ -292,7 +297,7 @@ class Sampler:
         return self.selection.next_round(num_missing, self.max_completions) if num_missing > 0 else []
 
     def _requests_for_rollouts(self, num_rollouts: float) -> list[GenerationRequest]:
-        """Return requests for what so many rollouts lack beyond what is requested already."""
+        """Return requests for what `num_rollouts` rollouts need beyond what is requested already."""
         selection, queue = self.selection, self.queue
         share_completed = selection.round_size.share_completed
         num_accepted = num_rollouts * self.target  # that are wanted and not there
@@ -338,12 +343,14 @@ class Sampler:
 
     @property
     def skipped(self) -> list[float]:
-        """Of each prompt that was passed over since the rollout began, the pass rate that was expected."""
+        """The expected pass rate of each prompt that was skipped since the rollout began."""
         skipped = [pass_rate for policy in self.selection.policies for pass_rate in policy.skipped]
-        return [correct / (correct + wrong) for correct, wrong in skipped]
+        return [correct / (correct + incorrect) for correct, incorrect in skipped]
 
     def new_passes_without_group(self) -> int:
-        """Return whole passes since a group was last accepted, if a user should be told of them now, else 0."""
+        """
+        Return the number of whole passes since a group was last accepted if the user should be told now, otherwise 0.
+        """
         num_passes = int(self.stream.passes_taken - self._passes_at_last_group)
         # At the first, second, fourth, eighth: a line for each pass over few prompts would hide all others.
         has_doubled = num_passes.bit_length() > self._num_passes_warned_of.bit_length()
@@ -402,7 +409,7 @@ class Sampler:
         self.selection.predict_the_past()
         num_lost = 0
         self.unanswered, self._is_open = set(), False
-        self.queue.clear()  # of a run that went on in this process before
+        self.queue.clear()  # left by an earlier run in this process
         if keeps_groups:
             assert queue is not None
             num_lost, has_all = self.queue.load_state_dict(queue, self.stream)

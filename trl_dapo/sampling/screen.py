@@ -9,16 +9,16 @@ from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .round_size import AcceptanceRate
 
 
-def expected_cost(correct: float, wrong: float, first: int, num_generations: int) -> float:
+def expected_cost(correct: float, incorrect: float, first: int, num_generations: int) -> float:
     """Return the completions per accepted group of prompts like this one, whose pass rate is Beta-distributed."""
     # The rest is requested only if the first completions differ, and then the group is accepted for certain.
-    return first / max(expected_acceptance(correct, wrong, first), 1e-9) + num_generations - first
+    return first / max(expected_acceptance(correct, incorrect, first), 1e-9) + num_generations - first
 
 
-def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:
+def cheapest_first(correct: float, incorrect: float, num_generations: int) -> int:
     """Return the number of first completions that costs least; `num_generations` is the whole group."""
     choices = [num_generations, *(first for first in NUMS_FIRST if first < num_generations)]
-    return min(choices, key=lambda first: expected_cost(correct, wrong, first, num_generations))
+    return min(choices, key=lambda first: expected_cost(correct, incorrect, first, num_generations))
 
 
 class Screen(SelectionPolicy):
@@ -62,10 +62,10 @@ class Screen(SelectionPolicy):
 
     def expected_saving(self, num_generations: int) -> float:
         """Return the completions per accepted group of whole groups, divided by those with first completions."""
-        correct, wrong = self.population.pass_rate()
-        first = cheapest_first(correct, wrong, num_generations)
-        whole = expected_cost(correct, wrong, num_generations, num_generations)
-        return whole / expected_cost(correct, wrong, first, num_generations)
+        correct, incorrect = self.population.pass_rate()
+        first = cheapest_first(correct, incorrect, num_generations)
+        whole = expected_cost(correct, incorrect, num_generations, num_generations)
+        return whole / expected_cost(correct, incorrect, first, num_generations)
 
     def describe_on(self, num_generations: int) -> str:
         first = cheapest_first(*self.population.pass_rate(), num_generations)

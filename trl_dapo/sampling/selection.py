@@ -1,8 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which prompts a round samples, and how many completions of each.
+"""The prompts of a round, and the number of completions of each.
 
-A round requests the rest of partial groups first, the oldest first, and then draws new prompts for what is missing.
+A round requests the rest of partial groups first, the oldest first, and then new prompts for what is missing.
 The selection policies say how many groups that takes, which prompts to skip, and how many completions come first.
 """
 
@@ -28,9 +28,9 @@ class Selection:
 
     Args:
         stream ([`PromptStream`]):
-            Where prompts come from.
+            Source of prompts.
         queue ([`GroupQueue`]):
-            Where groups wait.
+            The queue in which groups wait.
         policies (`Sequence[SelectionPolicy]`):
             The policies that have a say, besides the size of rounds.
         target (`int`):
@@ -89,7 +89,7 @@ class Selection:
             self.predict_the_past()
 
     def remove(self, policy: SelectionPolicy) -> None:
-        """Go on without a policy."""
+        """Continue without a policy."""
         self.policies.remove(policy)
         for other in self.policies:
             other.leave_out(policy)
@@ -118,7 +118,9 @@ class Selection:
         return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
-        """Return the probability that so many completions of a prompt differ, or `None` if no policy can tell."""
+        """
+        Return the probability that `num_completions` completions of a prompt differ, or `None` if no policy knows it.
+        """
         for policy in self.active:
             probability = policy.predicted_acceptance(name, num_completions)
             if probability is not None:
@@ -167,7 +169,9 @@ class Selection:
         return num + num_lacking(num, self.multiple_of)
 
     def next_round(self, num_missing: int, left: float) -> list[GenerationRequest]:
-        """Return what a round requests for a batch that lacks so many groups: at most `left` completions."""
+        """
+        Return the requests of a round for a batch that lacks `shortfall` groups, with at most `left` completions.
+        """
         waiting = self.queue.drawn  # what one draw takes out of this list, a later one does not find
         is_split = self.splits_groups or bool(self.queue.partial)
         rests = self._rests(num_missing, left)
@@ -236,7 +240,7 @@ class Selection:
         return max(self.target - num_partial, 0)
 
     def _num_groups(self, num_wanted: int) -> int:
-        """Return how many groups a round draws for so many that are to be accepted."""
+        """Return the number of groups to request in a round so that the wanted number is accepted."""
         if self.batch_multiplier is not None:
             return self.in_equal_groups(int(self.batch_multiplier * self.target))
         acceptance = self.round_size.acceptance

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What can be known of a command line before anything heavy is imported. Needs neither torch nor transformers."""
+"""Checks of a command line before anything heavy is imported. Needs neither torch nor transformers."""
 
 import argparse
 import importlib
@@ -27,7 +27,7 @@ OF_OLDER_TRL = {"max_prompt_length": "TRL removed it: leave long prompts out", "
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Tells a mistake in one line, without the usage."""
+    """Argument parser that reports a mistake in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
@@ -51,22 +51,22 @@ def check_output_dir(folder: str | os.PathLike) -> None:
 
 
 def check_model_path(name: str) -> None:
-    """Refuses what is no folder and no name on the Hub, or not in its cache where the Hub does not answer."""
+    """Refuse a model that is neither a folder nor on the Hub, or that is not cached if the Hub does not respond."""
     if os.path.exists(name):
         return
     if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
-        raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
+        raise FileNotFoundError(f"`{name}` is neither a folder nor the name of a model on the Hub.")
     if settle_for_the_cache():
         from huggingface_hub import try_to_load_from_cache
 
         configs = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
         if not any(isinstance(config, str) for config in configs):
-            raise OSError(f"`{name}` is no folder here, and the Hub does not answer. {_without_the_hub(name)}")
+            raise OSError(f"`{name}` is not a folder, and the Hub does not respond. {_without_the_hub(name)}")
 
 
 @contextmanager
 def naming_missing_folders(*models: object) -> Iterator[None]:
-    """Adds to the error of a model that is not found which names are no folders here: one may be misspelt."""
+    """Add the names that are not folders to the error of a model that was not found: one may be misspelt."""
     names = [model for model in models if isinstance(model, str)]
     for name in names:
         check_model_path(name)
@@ -80,7 +80,7 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
         missing += [f"`{base}`, the base of `{name}`," for base, name in bases if base and not os.path.exists(base)]
         if not missing:
             raise
-        are = "is no folder" if len(missing) == 1 else "are no folders"
+        are = "is not a folder" if len(missing) == 1 else "are not folders"
         raise OSError(f"{' and '.join(missing)} {are} here. {error} {_without_the_hub(' '.join(missing))}") from error
 
 
@@ -91,7 +91,10 @@ def _without_the_hub(models: str) -> str:
 
 
 def answer_within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """What a network answers; `None` where it fails in any way, or takes longer: a look-up in vain has no timeout."""
+    """
+    Return the result of a network call, or `None` if it fails in any way or takes longer. Some look-ups have no
+    timeout of their own.
+    """
     answers = []
 
     def try_to() -> None:
@@ -106,7 +109,7 @@ def answer_within(seconds: float, ask: Callable[[], Any]) -> Any:
 
 @cache
 def settle_for_the_cache() -> bool:
-    """Where the Hub does not answer, has what follows read its cache, in place of asking again for half a minute."""
+    """If the Hub does not respond, make later calls read its cache instead of retrying for half a minute."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -138,19 +141,19 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
     except ImportError as error:
         raise ImportError(f"`{option}` names {name!r}: {error}. Modules of {os.getcwd()} are found too.") from error
     if isinstance(function, type) or not callable(function):
-        raise ValueError(f"`{option}` names {name!r}, which is no function but {function!r:.80}.")
+        raise ValueError(f"`{option}` names {name!r}, which is not a function but {function!r:.80}.")
     return function
 
 
 def read_mapping(name: str, value: Any) -> Any:
-    """Return the mapping that a command line states as JSON. What is no text stays as it is."""
+    """Return the mapping that a command line gives as JSON. Anything but text is returned unchanged."""
     if not isinstance(value, str):
         return value
     why = ""
     try:
         mapping = json.loads(value)
     except ValueError as error:
-        mapping, why = None, f", which is no JSON ({error})"
+        mapping, why = None, f", which is not JSON ({error})"
     if isinstance(mapping, dict):
         return mapping
     raise ValueError(

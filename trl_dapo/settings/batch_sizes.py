@@ -23,7 +23,7 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
     step = rollout if step is None else step
     if rollout % step:
         raise ValueError(
-            f"`prompts_per_rollout={rollout}` is no multiple of `prompts_per_step={step}`. Nearest "
+            f"`prompts_per_rollout={rollout}` is not a multiple of `prompts_per_step={step}`. Nearest "
             f"`prompts_per_rollout`: {_nearest_multiples(rollout, step)}."
         )
     rows, microbatch = step * num_generations, num_processes * per_device_train_batch_size
@@ -45,9 +45,9 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
     for size, worked_out in sizes.items():  # which a config made from another's fields states
         if (value := getattr(settings, size)) not in (worked_out, defaults[size]):
             raise ValueError(
-                f"`{size}={value}` contradicts {rollout} prompts a rollout and {step} an optimizer step, which make "
-                f"it {worked_out} with {describe_launch(num_processes, per_device_train_batch_size)}. Leave it out, "
-                "or leave out `prompts_per_rollout` and `prompts_per_step`."
+                f"`{size}={value}` contradicts {rollout} prompts per rollout and {step} per optimizer step, "
+                f"which make it {worked_out} with {describe_launch(num_processes, per_device_train_batch_size)}. "
+                "Leave it out, or leave out `prompts_per_rollout` and `prompts_per_step`."
             )
     return sizes
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment variables of a launcher say. Needs the standard library alone."""
+"""The environment variables of a launcher. Needs only the standard library."""
 
 import os
 
@@ -13,7 +13,7 @@ def is_set(name: str) -> bool:
 def num_processes_of(name: str) -> int:
     """
     Return the number of processes that `WORLD_SIZE` or `LOCAL_WORLD_SIZE` states: 1 if the variable is not set, is
-    empty, or is no number of processes (`0`, or a text).
+    empty, or is not a number of processes (`0`, or text).
     """
     value = os.environ.get(name, "").strip()
     return max(1, int(value)) if value.isdecimal() else 1

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataclass's docstring says of its fields, in TRL's format: the one place that describes them."""
+"""Help texts of a dataclass's fields, read from its docstring in TRL's format."""
 
 import dataclasses
 import inspect
@@ -19,7 +19,9 @@ _REFERENCE = re.compile(r"\[`~?(?:\w+\.)*(\w+)`\]")
 
 
 class Entry(NamedTuple):
-    """What a docstring says of one field, on one line, with references such as [`~trl.GRPOConfig`] as names."""
+    """
+    Return a docstring's description of one field on one line, with references such as [`~trl.GRPOConfig`] as names.
+    """
 
     heading: str  # the `> Heading` that it stands under; empty where there is none
     default: str | None  # as it is written
@@ -51,7 +53,7 @@ def help_from_docstring(cls: type[T]) -> type[T]:
     entries = read_fields(cls.__doc__ or "")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # `T` is one
     if unknown := [name for name in entries if name not in fields]:
-        raise ValueError(f"The docstring of `{cls.__name__}` describes {unknown[0]!r}, which is no field of it.")
+        raise ValueError(f"The docstring of `{cls.__name__}` describes {unknown[0]!r}, which is not a field of it.")
     for name in inspect.get_annotations(cls):
         if name not in entries or not entries[name].text:
             raise ValueError(f"The docstring of `{cls.__name__}` does not describe its field {name!r}.")

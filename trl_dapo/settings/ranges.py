@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which values single settings may have, this package's and those of TRL's that decide what is sampled and trained.
+"""The allowed values of single settings: this package's, and those of TRL's that decide what is sampled and trained.
 
-Of their ends one alone hangs on another setting, that of vLLM's window; what contradicts another setting stands in
-`rules.py`. Pure: a plan asks too, without torch.
+Only the limit of vLLM's window depends on another setting. Contradictions between settings are in `rules.py`. Pure
+functions: a plan uses them too, without torch.
 """
 
 import argparse
@@ -88,7 +88,7 @@ RANGES = {
     "eval_top_p": Range(0, 1, is_open=True, or_none=True),
     "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
     # Dynamic sampling
-    "dynamic_sampling_max_gen_batches": Range(1, or_zero=True, hint="0 is no limit."),
+    "dynamic_sampling_max_gen_batches": Range(1, or_zero=True, hint="0 means no limit."),
     "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
     "dynamic_sampling_max_round_size": COUNT_OR_NONE,
     "dynamic_sampling_min_accuracy": ANY,
@@ -164,7 +164,7 @@ def check_values(settings: Any) -> None:
 
 
 def why_unscalable(source_min: float, source_max: float, target_min: float, target_max: float) -> str | None:
-    """Which of two ranges is empty or infinite, in words; `None` where neither is."""
+    """Return which of two ranges is empty or infinite, in words, or `None`."""
     for name, low, high in (("source", source_min, source_max), ("target", target_min, target_max)):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             return (

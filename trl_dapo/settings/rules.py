@@ -1,8 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rule book: which settings contradict which, when, why, and the way out. Pure: a plan asks too, without torch.
+"""The rules: which settings contradict each other, when, why, and what to do instead. Pure functions: a plan uses them
+too, without torch.
 
-What a single setting may be stands in `ranges.py`; sizes that do not divide are the arithmetic of `batch_sizes.py`.
+Allowed values of single settings are in `ranges.py`, and sizes that do not divide in `batch_sizes.py`.
 """
 
 import re
@@ -16,7 +17,7 @@ from .ranges import why_unscalable
 
 
 class Rule(NamedTuple):
-    """What is refused, asked of one namespace of settings and facts."""
+    """The check of one namespace of settings and facts."""
 
     breaks: Callable[[SimpleNamespace], Any]
     # The value, the reason, the way out; `{name}` is one of either. Without one, `breaks` returns it.
@@ -30,7 +31,7 @@ KNOWN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "d
 # Reward functions that measure length, ours and TRL's: they never decide which groups train.
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
 
-# What `generation_kwargs` may not hold, and what to do in its place.
+# Keys that `generation_kwargs` may not contain, and what to set instead.
 NO_GENERATION_KWARGS = {
     **dict.fromkeys(("n", "best_of", "num_return_sequences"), "Set `num_generations`"),
     **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length"), "Set `max_completion_length`"),
@@ -46,7 +47,7 @@ NO_GENERATION_KWARGS = {
         ("stop", "stop_token_ids"), "It is vLLM's, and transformers ignores it. Set `use_vllm=True`, or leave it out"
     ),
 }
-# The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
+# The values with which an engine samples from the policy itself, and what else does not change its distribution.
 OF_THE_POLICY: dict[str, tuple] = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0)}
 OF_THE_POLICY |= {"repetition_penalty": (1.0, None), "vllm_structured_outputs_regex": (None,)}
 LEAVES_THE_DISTRIBUTION = {"eos_token_id", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"}
@@ -61,7 +62,7 @@ def is_length_penalty(name: str) -> bool:
 
 def _some_group_fits(s: SimpleNamespace) -> bool:
     low, high, G = s.dynamic_sampling_min_accuracy, s.dynamic_sampling_max_accuracy, s.num_generations
-    return any(low < right / G < high for right in range(1, G))
+    return any(low < num_correct / G < high for num_correct in range(1, G))
 
 
 def _may_hold_filler(s: SimpleNamespace) -> bool:
@@ -86,7 +87,7 @@ def _generation_kwargs(s: SimpleNamespace) -> dict:
 
 
 def _is_taken(s: SimpleNamespace, name: str, value: Any) -> bool:
-    """Whether the engine knows the name, and still samples as many completions as it is asked for."""
+    """Whether the engine knows the name, and still samples the requested number of completions."""
     if name in ("stop", "stop_token_ids"):
         return s.use_vllm or not value
     if name == "eos_token_id":
@@ -133,7 +134,10 @@ def _is_token_id(value: Any) -> bool:
 
 
 def off_the_policy(s: Any) -> dict[str, str]:
-    """What moves an engine's distribution off the policy's: settings with their values, and the way out of each."""
+    """
+    Return the settings that make an engine's distribution differ from the policy's, with their values and what to do
+    instead.
+    """
     moved = {}
     for name, same in OF_THE_POLICY.items():
         value = getattr(s, name)
@@ -170,7 +174,7 @@ _no_rounds_ahead = partial(
 _idle_beside_a_filter = partial(
     _ruled_out,
     lambda s: s.has_group_filter,
-    "has no effect beside a `group_filter`, which alone decides which groups train. Leave one of them out.",
+    "has no effect together with a `group_filter`, which alone decides which groups train. Leave one of them out.",
     facts=("has_group_filter",),
 )
 
@@ -193,8 +197,8 @@ _not_ahead = partial(
 _not_screened = partial(_unsupported, _screens, "dynamic_sampling_screen={dynamic_sampling_screen!r}", "Leave it out")
 
 
-def _of_the_right(name: str, asked: Callable[[SimpleNamespace], Any]) -> Rule:
-    """What learns which completions are right, where no reward says so."""
+def _needs_correctness(name: str, asked: Callable[[SimpleNamespace], Any]) -> Rule:
+    """Return what needs to know which completions are correct if no reward says so."""
     said = f"`{name}={{{name}!r}}` {{why_no_correctness}}"
     return Rule(lambda s: s.use_dynamic_sampling and asked(s) and s.why_no_correctness, said, ("why_no_correctness",))
 
@@ -480,8 +484,8 @@ RULES: tuple[Rule, ...] = (
     _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0, None),
     _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0, None),
     _idle_beside_a_filter("dynamic_sampling_memory", False, None),
-    _of_the_right("dynamic_sampling_memory", lambda s: s.dynamic_sampling_memory),
-    _of_the_right("dynamic_sampling_screen", lambda s: s.dynamic_sampling_screen in ("auto", "on")),
+    _needs_correctness("dynamic_sampling_memory", lambda s: s.dynamic_sampling_memory),
+    _needs_correctness("dynamic_sampling_screen", lambda s: s.dynamic_sampling_screen in ("auto", "on")),
     _not_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
     _not_ahead("has_environments", "environments, which are reset when their round begins"),
     _not_ahead("has_tools", "tools, which are called between two requests"),

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is secret in settings, and stands in no file and no line that a run leaves."""
+"""Secrets in settings, which must not be in any file or line that a run writes."""
 
 import re
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a user is warned of before training begins, and which warnings of others nobody can act on."""
+"""Warnings before training begins, and warnings of other packages that are hidden because nobody can act on them."""
 
 import warnings
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from .rules import off_the_policy
 
 
-# Of transformers, where TRL and its own older code use names that it has changed.
+# Warnings of transformers, because TRL and its own older code use names that it has changed.
 _RENAMED = "`(is_)?gradient_checkpointing(_kwargs|_enable|_disable)?` is deprecated"
 
 LOW_WEIGHT = 0.9  # of the mean weight of the tokens that an engine sampled

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the oldest supported transformers and TRL lack: asked for here, and nowhere else."""
+"""Everything that depends on the version of transformers or TRL is decided here, and nowhere else."""
 
 from importlib.metadata import version
 from typing import Any

@@ -29,7 +29,7 @@ class SkipEmptyStep(TrainerCallback):
         self._hooks = [optimizer.register_step_pre_hook(self.hide), optimizer.register_step_post_hook(self.show)]
 
     def hide(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-        # A zero gradient would still decay and coast. What the optimizer cannot see it leaves alone.
+        # A zero gradient would still decay and coast. The optimizer ignores weights without a gradient.
         if self._is_empty():
             self._hidden = [group["params"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:

@@ -54,7 +54,10 @@ def clipped_loss(
 def clipped_tokens(
     ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where [`clipped_loss`] has no gradient (boolean): at the lower clip, at the upper clip, at the dual clip."""
+    """
+    Return the tokens at which [`clipped_loss`] has no gradient (boolean): at the lower clip, the upper clip and the
+    dual clip.
+    """
     delta = torch.inf if delta is None else delta
     low = (ratio < 1 - epsilon_low) & (advantages < 0)
     high = (ratio.clamp(max=delta) > 1 + epsilon_high) & (advantages > 0)
@@ -87,7 +90,8 @@ def token_mean(values: Tensor, mask: Tensor, num_tokens: Tensor | int, num_ranks
 
 def weights_without_filler(loss_type: str, num_rows: int, num_live: int, mean_live: float) -> tuple[float, float]:
     """Weight of a micro-batch's loss, and factor of its policy and KL terms, that leave filler out of TRL's loss."""
-    # `num_live` of its `num_rows` rows are no filler; over all micro-batches of the optimizer step `mean_live` are.
+    # `num_live` of its `num_rows` rows are not filler; the mean over all micro-batches of the optimizer step is
+    # `mean_live`.
     if num_live == 0:
         return 0.0, 1.0
     weight = num_live / mean_live

@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Which row of an optimizer step goes to which rank and micro-batch.
+The assignment of an optimizer step's rows to ranks and micro-batch.
 
 Under a token mean the rows of one optimizer step may be grouped in any way without changing the gradient. They are cut
 into a number of micro-batches, or into as many as keep a budget of tokens. Words used here:
@@ -30,7 +30,7 @@ Plan = list[list[list[int]]]
 
 # Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
 MAX_PADDING_SHARE = 0.10
-# ... and up to so many times as many while more than that share is padding or waiting, if that helps ...
+# ... and up to this many times as many while more than that share is padding or waiting, if that helps ...
 MAX_GROWTH = 1.5
 # ... by this share at least, ...
 LEAST_GAIN = 0.01
@@ -199,11 +199,11 @@ class Rows:
 
     def cut(self, pool: Sequence[int], num: int) -> list[list[int]]:
         """Groups rows of like length so that the costliest micro-batch, the first, costs as little as possible."""
-        # Where there are fewer rows the last are empty.
-        # Sorted by completion length, and by total length. Each order is filled into contiguous micro-batches up to
-        # the smallest cost, within 0.1 %, that needs no more than `num`; where that leaves some over, the costliest
-        # are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the cheaper in
-        # all. The budget is kept by any number from `fewest` on.
+        # If there are fewer rows, the last micro-batches are empty. Sorted by completion length, and by total length.
+        # Each order is filled into contiguous micro-batches up to the smallest cost, within 0.1 %, that needs no more
+        # than `num`; if some micro-batches are left over, the costliest are halved. The better cut is taken: the one
+        # with the cheaper costliest micro-batch, of equals the cheaper in all. The budget is kept by any number from
+        # `fewest` on.
         cuts = []
         orders = self.orders(pool) if pool else []
         for order in orders:

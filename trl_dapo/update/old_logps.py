@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Old log-probabilities: of the policy that sampled a token. This one place says that NaN means the present policy."""
+"""
+Old log-probabilities: those of the policy that sampled a token. This one place says that NaN means the present policy.
+"""
 
 from collections.abc import Sequence
 
@@ -30,7 +32,7 @@ def restore_old_logps(rollout: dict, old_logps: Sequence[np.ndarray | None]) -> 
 
 
 def put_rows(logps: Tensor, rows: Sequence[np.ndarray | None]) -> None:
-    """Writes rows over the beginning of those of `logps`, `(B, T)`, in place; `None` leaves one as it is."""
+    """Write rows over the beginning of those of `logps`, `(B, T)`, in place. `None` leaves a row unchanged."""
     for i, row in enumerate(rows):
         if row is not None:
             logps[i, : len(row)] = torch.from_numpy(row)

@@ -21,16 +21,20 @@ from .patching import patched, training_mode
 
 logger = logging.get_logger(__name__)
 
-# A model depends on its padding where that moves a row by so many times what a jitter of its embeddings does, by 8
-# units in the last place, and by more than log-probabilities can show. Over 50 families, with 2 to 48 layers, rounding
-# makes 0 to 1.5 times of it, and padding that is felt 39 (a bias in a convolution) to 1,400,000 (absolute positions).
+# A model depends on its padding if padding moves a row by this many times as much as a jitter of its embeddings by 8
+# units in the last place does, and by more than log-probabilities can resolve. Over 50 families, with 2 to 48 layers,
+# rounding makes 0 to 1.5 times of it, and padding that is felt 39 (a bias in a convolution) to 1,400,000 (absolute
+# positions).
 TIMES_ROUNDING, LEAST_MOVE = 10, 1e-6
 
 
 def why_padding_is_felt(
     model: PreTrainedModel, run: Callable[..., tuple], pad_token_id: int, has_images: bool, accelerator: Accelerator
 ) -> str | None:
-    """What makes a model depend on its padding; a warning says so. Every rank asks: finding out may take the model."""
+    """
+    Return why a model's outputs depend on padding, or `None`. Every rank must call it, because finding out may run the
+    model.
+    """
     # `run` takes ids, their mask and how many of the last tokens' log-probabilities are wanted: what it returns first.
     reason = why_positions_are_absolute(model.config)
     keeps_state = getattr(model, "_is_stateful", False) or any(isinstance(part, nn.Conv1d) for part in model.modules())
@@ -54,7 +58,9 @@ def why_padding_is_felt(
 def _moves(
     model: PreTrainedModel, run: Callable[..., tuple], pad_token_id: int, accelerator: Accelerator
 ) -> tuple[float, float]:
-    """How far the log-probabilities of a row move, in the mean, when it is padded on either side, and by rounding."""
+    """
+    Return the mean change of a row's log-probabilities when it is padded on either side, and the change by rounding.
+    """
     text_config = model.config.get_text_config(decoder=True)
     num_tokens = min(32, (getattr(text_config, "max_position_embeddings", None) or 64) // 2)
     chance = torch.Generator().manual_seed(0)
@@ -63,7 +69,7 @@ def _moves(
     padding = torch.zeros_like(fill)
 
     def of_rows(ids: Tensor, mask: Tensor, first: int = 0) -> Tensor:
-        """Log-probabilities of a row's tokens but the first, which stands in column `first`."""
+        """Return the log-probabilities of a row's tokens except the first one, which is in column `first`."""
         return run(ids, mask, ids.size(1) - first - 1)[0][:, : num_tokens - 1].float()
 
     def jitter(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
@@ -99,7 +105,7 @@ def _exact(model: PreTrainedModel, accelerator: Accelerator) -> Iterator[None]:
 
 
 def _bring_in_float32(model: nn.Module, device: torch.device, stack: ExitStack) -> None:
-    """What is around the layers at once, and each layer for its passes, until the stack is closed."""
+    """Gather what surrounds the layers at once, and each layer for its passes, until the stack is closed."""
     layers = [layer for part in model.modules() if isinstance(part, nn.ModuleList) for layer in part]
     inside = {part for layer in layers for part in layer.modules()}
     stack.enter_context(_in_float32([part for part in model.modules() if part not in inside], device))

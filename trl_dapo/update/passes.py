@@ -30,7 +30,9 @@ def ranks_are_in_step(accelerator: Accelerator, shards_weights: bool) -> bool:
 def accumulating(
     accelerator: Accelerator, model: torch.nn.Module, defer: Callable[[], AbstractContextManager] | None
 ) -> Iterator[None]:
-    """What the training loop does around every micro-batch but the last; `defer` is for weights sharded at load."""
+    """
+    Do what the training loop does around every micro-batch except the last. `defer` is for weights sharded at load.
+    """
     if accelerator.distributed_type == DistributedType.DEEPSPEED or syncs_each_batch(accelerator):
         context: AbstractContextManager = nullcontext()
     else:
@@ -52,7 +54,7 @@ def run_trimmed(
     lengths = row_lengths(prompt_mask, completion_mask).tolist()
     found: list[Tensor | None] = [None, None]
     for indices in packer.pack_without_gradient(lengths, batch_size):
-        # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
+        # Every rank makes the same number of passes. One token of the first row replaces rows that do not exist.
         prompt_width, completion_width = widths([lengths[row] for row in indices], packer.multiple_of)
         columns = slice(prompt_mask.size(1) - prompt_width, prompt_mask.size(1) + completion_width)
         rows = torch.tensor(indices or [0], device=ids.device)

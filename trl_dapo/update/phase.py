@@ -79,7 +79,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     @property
     def _model_facts(self) -> dict[str, Any]:
-        """What rules ask of the model, besides the settings."""
+        """Facts about the model that the rules need besides the settings."""
         return {
             "has_images": self._is_vlm,
             "num_ranks_sharing_a_row": self.num_ranks_sharing_a_row,

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the rows of a rollout are padded, trimmed, joined and sent to another rank.
+"""Padding, trimming, joining and sending the rows of a rollout.
 
 A rollout, or a part of one, is the `dict` of tensors that GRPOTrainer makes of it.
 """
@@ -130,7 +130,7 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
 
 
 def without_padding(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
-    """Return rows of a rollout made as long as these widths: every token counts in the loss, none is padding."""
+    """Return rows of a rollout extended to these widths: every token counts in the loss, and there is no padding."""
     tokens = batch["completion_ids"][batch["completion_mask"].bool()]
     if not len(tokens):
         tokens = batch["completion_ids"].new_tensor([pad_token_id])
@@ -181,7 +181,7 @@ def index_rows(batch: dict, rows: Tensor) -> dict:
 
 
 def no_rows(batch: dict, pad_token_id: int) -> dict:
-    """One prompt and one completion token, neither in the loss, in place of a micro-batch without rows."""
+    """Return one prompt token and one completion token, neither in the loss, instead of a micro-batch without rows."""
     row = resize({key: value[:1] for key, value in batch.items()}, 1, 1, pad_token_id)
     for key, value in row.items():
         layout, fill = ROLLOUT_KEYS[key]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer step's micro-batches add up to: sums and extremes, and the metrics made of them."""
+"""The totals of an optimizer step's micro-batches (sums and extremes), and the metrics computed from them."""
 
 from collections import defaultdict
 
@@ -36,7 +36,7 @@ class StepMetrics:
         self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], staleness: Tensor | None = None
     ) -> None:
         """Adds the loss tokens of a micro-batch: entropies (nats), where they are clipped, rollouts since each row."""
-        # Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens.
+        # For a ratio of whole completions, `(B, 1)`, completions are counted instead of tokens.
         has_tokens = mask.sum(1, keepdim=True) > 0
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
         low, high, dual = (where * weight for where in clipped)

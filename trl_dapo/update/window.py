@@ -36,7 +36,7 @@ logger = logging.get_logger(__name__)
 
 
 class RowFacts(NamedTuple):
-    """What every rank knows of the rows of a window, rank by rank."""
+    """Facts about the rows of a window that every rank knows, rank by rank."""
 
     lengths: list[list[tuple[int, int]]]  # of prompt and completion
     is_live: list[list[bool]]  # no filler
@@ -50,7 +50,7 @@ class RowFacts(NamedTuple):
         return sum(map(sum, self.num_tokens))
 
 
-UNKNOWN_KEYS = -1  # in place of a schema's number, which is never negative
+UNKNOWN_KEYS = -1  # used instead of a schema's number, which is never negative
 
 
 def gather_facts(parts: list[dict], keys: int, accelerator: Accelerator) -> RowFacts:
