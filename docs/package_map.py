@@ -29,7 +29,7 @@ def draw_map() -> str:
 
 
 def fill_in(page: str) -> str:
-    """The page with the map as it is now."""
+    """Return the page with the present map."""
     block = f"{START}\n\n{draw_map()}\n\n{END}"
     return re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)
 

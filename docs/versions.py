@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-With which releases tests passed, and which of vLLM can be installed beside which torch, as `limits.md` says.
+The tables of `limits.md`: releases with which tests passed, and which vLLM can be installed with which torch.
 
     python docs/versions.py test tests/update tests/trainer  # runs them; what passes becomes a line of versions.csv
     python docs/versions.py resolve                          # asks uv's resolver, as CI does; nothing is installed
@@ -68,7 +68,7 @@ def table_of_runs() -> str:
 
 
 def fill_in(page: str, name: str, table: str) -> str:
-    """The page with one of its tables as it is now."""
+    """Return the page with one of its tables updated."""
     start, end = f"<!-- {name}: python docs/versions.py -->", f"<!-- end of {name} -->"
     pattern = f"{re.escape(start)}.*?{re.escape(end)}"
     return re.sub(pattern, lambda _: f"{start}\n\n{table}\n\n{end}", page, flags=re.DOTALL)
@@ -78,7 +78,7 @@ def fill_in(page: str, name: str, table: str) -> str:
 
 
 def resolve(python: str, constraint: str = "", project: Path = ROOT) -> dict[str, str]:
-    """What the extra `vllm` brings, torch with CUDA among it: {name: release}; raises what the resolver says."""
+    """Return what the extra `vllm` installs, including torch with CUDA: {name: release}. Raises the resolver's message."""
     options = ["--extra", "vllm", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     return compile_requirements(project / "pyproject.toml", *options, *(["-c", constraint] if constraint else []))
 
@@ -92,7 +92,7 @@ def compile_requirements(*arguments: str | Path, given: str | None = None) -> di
 
 
 def check(folder: Path, project: Path = ROOT) -> int:
-    """Asks for every Python: alone, with constraints.txt, and beside the oldest torch."""
+    """Resolve for every Python: without constraints, with constraints.txt, and with the oldest torch."""
     requirements = tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"]
     (trl,) = (requirement for requirement in requirements if requirement.startswith("trl"))
     newest = compile_requirements("--no-deps", "-", given=trl)["trl"]
@@ -108,7 +108,7 @@ def check(folder: Path, project: Path = ROOT) -> int:
 
 
 def why_shut_out(python: str, constraint: str, newest_trl: str, project: Path = ROOT) -> str | None:
-    """What is wrong with vLLM beside a constraint: none can be installed, or only with an older TRL."""
+    """Return why vLLM does not fit a constraint: none can be installed, or only with an older TRL."""
     try:
         found = resolve(python, constraint, project)
     except ValueError as error:

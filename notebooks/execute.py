@@ -35,7 +35,7 @@ def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT,
-        startup_timeout=TIMEOUT,  # of a kernel on a busy machine; else a minute
+        startup_timeout=TIMEOUT,  # for starting a kernel on a busy machine; by default a minute
         record_timing=False,
         coalesce_streams=True,
         resources={"metadata": {"path": str(HERE)}},

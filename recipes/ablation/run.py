@@ -42,7 +42,7 @@ from benchmarks.frame.verdicts import interval
 
 LADDER = "ladder"
 SEED = 42  # of the checkpoint and of what is held out
-NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
+NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # per rollout: prompts, completions per prompt, optimizer steps
 LEARNING_RATE = 1e-4
 
 # What each rung adds. Without dynamic sampling, DAPOTrainer leaves generation to GRPOTrainer, and any loss but "dapo".
@@ -65,7 +65,7 @@ CURVES = {
 
 
 def settings_of(rung):
-    """What this rung and those before it add."""
+    """Return the settings that this rung and those before it add."""
     if rung == CONTROL:
         return RUNGS["GRPO"]
     names = list(RUNGS)

@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The quickstart's arithmetic, with a working whose length must be right and which the limit can cut off.
+The quickstart's arithmetic, with a working whose length must be correct and which the limit can cut off.
 
-Behind the answer comes the problem again, as often as half its first digit says, rounded down, and then the end. The
+After the answer the problem is repeated, half as often as its first digit says, rounded down. Then comes the end. The
 answer is written as one adds by hand, from the units up: 17 + 05 is 220.
 
     17+05=220
@@ -27,7 +27,7 @@ SLIP = 0.4  # share of the teacher's workings that are of any length
 
 
 def working(text):
-    """What belongs behind the answer."""
+    """Return the correct working, which follows the answer."""
     return f"={text}" * (int(text[0]) // 2)
 
 
@@ -51,7 +51,7 @@ class WorkedProblems(Problems):
 
 
 def exact(completions, solution, **kwargs):
-    """Reward function: 1 where answer and working are right, else -1."""
+    """Reward function: 1 if answer and working are correct, otherwise -1."""
     texts = [completion[0]["content"] for completion in completions]
     return [1.0 if text == right else -1.0 for text, right in zip(texts, solution, strict=True)]
 

@@ -87,15 +87,16 @@ class PromptMemory(SelectionPolicy):
     needs_counts = True
 
     # A pass rate has a Beta posterior: a prior that is fitted to the observations of all prompts, and the evidence of
-    # its own observations. The policy learns, so old observations become misleading. Each new one therefore asks: would
-    # half the evidence have predicted it better than all of it? The log of how much better is summed over observations,
-    # and never falls below zero (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a bound, the policy
-    # has changed, and the weight of everything known is halved, of each prompt and of the population. Skipping prompts
-    # by what was seen of them is GRESO's idea (https://huggingface.co/papers/2506.02177), whose waits have no bound.
+    # its own observations. The policy learns, so old observations become misleading. Each new one therefore asks:
+    # would half the evidence have predicted it better than all of it? The log of how much better is summed over
+    # observations, and never falls below zero (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a
+    # bound, the policy has changed, and the weight of everything known is halved, of each prompt and of the
+    # population. Skipping prompts by what was seen of them is GRESO's idea (https://huggingface.co/papers/2506.02177),
+    # whose waits have no bound.
 
-    # The factor of everything known after a change, and of a prompt's earlier observations at each new one. With it the
-    # evidence is worth two groups at most, so a prompt that alone was learned is noticed too. MoPPS's recipes use the
-    # same factor (https://huggingface.co/papers/2507.04632).
+    # The factor of everything known after a change, and of a prompt's earlier observations at each new one. With it
+    # the evidence is worth two groups at most, so a prompt that alone was learned is noticed too. MoPPS's recipes use
+    # the same factor (https://huggingface.co/papers/2507.04632).
     KEPT = 0.5
     # If nothing is learned and pass rates are Beta-distributed, a sum of log-likelihood ratios exceeds this at most
     # once in e^10 = 22,000 observations (Lorden, Ann. Math. Stat. 42, 1971).
