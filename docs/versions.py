@@ -78,7 +78,9 @@ def fill_in(page: str, name: str, table: str) -> str:
 
 
 def resolve(python: str, constraint: str = "", project: Path = ROOT) -> dict[str, str]:
-    """Return what the extra `vllm` installs, including torch with CUDA: {name: release}. Raises the resolver's message."""
+    """
+    Return what the extra `vllm` installs, including torch with CUDA: {name: release}. Raises the resolver's message.
+    """
     options = ["--extra", "vllm", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     return compile_requirements(project / "pyproject.toml", *options, *(["-c", constraint] if constraint else []))
 

@@ -9,7 +9,7 @@ The paper's ladder (Table 1) on a CPU: what each technique adds to GRPO, on sums
 Every run starts from one checkpoint, a small model after a warm-up on a teacher who slips, and makes the same number
 of optimizer steps. A rung keeps what the rungs before it added. Since dynamic sampling generates more for its steps,
 GRPO then runs once more, until it has generated as much. Writes ladder.csv, a line a run, and ladder.png. A ladder
-that was interrupted goes on where it stopped. The task is described in task.py. Intervals are Student's, over seeds.
+that was interrupted continues where it stopped. The task is described in task.py. Intervals are Student's, over seeds.
 """
 
 import statistics
