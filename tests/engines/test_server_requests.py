@@ -237,7 +237,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((200, "<html>"), "answered what is no JSON"),
+        ((200, "<html>"), "answered text that is not JSON"),
         ((200, "[]"), "answered 0 completions where 2 were requested"),
         ((200, json.dumps({"choices": [CHOICE]})), "answered 1 completions where 2 were requested"),
         (beside_a_whole_one(token_ids=[]), "answered 0 tokens with 2 log-probabilities"),
@@ -251,9 +251,9 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
         (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "gave a token .* the log-probabilities -2 and -30"),
         (logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]), "named 2 tokens where it sampled 6"),
         (ids_with(6, name="token_id:7"), "named token_id:7 where it sampled 6"),
-        (ids_with(8), "answered 8, which is no token of 8"),
-        (ids_with(-1), "answered -1, which is no token of 8"),
-        (ids_with("6"), "answered '6', which is no token of 8"),
+        (ids_with(8), "answered 8, which is not a token of 8"),
+        (ids_with(-1), "answered -1, which is not a token of 8"),
+        (ids_with("6"), "answered '6', which is not a token of 8"),
         (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than the request's"),
         (
             beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS),

@@ -60,7 +60,7 @@ def test_an_api_key_is_sent_without_its_line_break_and_refused_if_no_header_can_
     ask(server, sums(1), tmp_path / "stripped", k=1)
     assert server.requests[0][1]["Authorization"] == "Bearer secret"
     monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
-    with pytest.raises(ValueError, match="OPENAI_API_KEY in the environment is no API key") as error:
+    with pytest.raises(ValueError, match="OPENAI_API_KEY in the environment is not an API key") as error:
         ask(server, sums(1), tmp_path / "refused", k=1)
     assert "sec" not in str(error.value)
 

@@ -216,7 +216,7 @@ def test_the_folder_of_a_run_without_a_model_is_refused_with_its_last_checkpoint
 
 
 def test_a_model_that_is_not_found_draws_no_bar_before_its_line(tmp_path, capfd):
-    with pytest.raises(OSError, match=r"^`modle/trained` is no folder here"):
+    with pytest.raises(OSError, match=r"^`modle/trained` is not a folder here"):
         evaluate("modle/trained", sums(2), tmp_path, k=1)
     assert "completion" not in capfd.readouterr().err
 

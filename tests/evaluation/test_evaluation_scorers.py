@@ -153,7 +153,7 @@ def test_an_answer_may_be_a_number_and_a_column_that_only_sounds_like_an_answer_
 
     assert score([problem()], said("2", "3"), reward) == ([[(True, "7"), (False, None)]], True)
     assert score([problem()], said("7"), lambda text, gold: (True, 7)) == ([[(True, "7")]], True)
-    with pytest.raises(TypeError, match=r"returned True; expected whether the completion is right, and the answer"):
+    with pytest.raises(TypeError, match=r"returned True; expected whether the completion is correct, and the answer"):
         score([problem()], said("7"), lambda text, gold: True)
 
 

@@ -75,7 +75,7 @@ def test_whether_rewards_are_scaled_may_be_text_in_a_recipe(write, text):
 
 
 def test_a_mapping_that_is_no_json_is_named_by_a_plan_too(write):
-    with pytest.raises(ValueError, match=r"^`generation_kwargs` must be a mapping, got '{a: 1}', which is no JSON"):
+    with pytest.raises(ValueError, match=r"^`generation_kwargs` must be a mapping, got '{a: 1}', which is not JSON"):
         plan(write("any CPU", {**TINY_RUN, "generation_kwargs": "{a: 1}"}))
 
 

@@ -46,7 +46,7 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
         choose(["accuracy", "format"], **options)
     assert choose(["accuracy", "format"], ["accuracy"], **options).is_decided
     why = choose(["accuracy", "format"]).why_no_correctness
-    assert "needs to know which completions are right, but several" in why
+    assert "needs to know which completions are correct, but several" in why
     assert "`dynamic_sampling_rewards`" in why
 
 
@@ -133,7 +133,7 @@ def test_the_weight_of_the_reward_that_decides_moves_neither_its_threshold_nor_i
 def test_less_of_a_reward_with_a_negative_weight_is_better():
     task = choose(["errors"], weights=[-0.25], accuracy_threshold=-1.5)
     assert task.is_correct(torch.tensor([[1.0], [2.0]])).tolist() == [True, False]
-    assert "A completion is right if minus 'errors' is above -1.5." in task.describe()
+    assert "A completion is correct if minus 'errors' is above -1.5." in task.describe()
 
 
 def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
@@ -170,26 +170,26 @@ def test_of_several_length_penalties_none_decides():
         (
             choose(["accuracy", "format"], ["accuracy"], min_accuracy=0.25),
             False,
-            "A group trains if 'accuracy' differs within it and more than 0.25 and less than 1 of it is right. A "
-            "completion is right if 'accuracy' is above 0. 'format' only shapes the advantages.",
+            "A group trains if 'accuracy' differs within it and more than 0.25 and less than 1 of it is correct. A "
+            "completion is correct if 'accuracy' is above 0. 'format' only shapes the advantages.",
         ),
         (
             choose(["accuracy", "format", "soft_overlong_punishment"]),
             False,
             "A group trains if the weighted sum of 'accuracy', 'format' differs within it. Nothing says which "
-            "completions are right, so avg@k, pass@k and maj@k are left out. 'soft_overlong_punishment' only shapes "
+            "completions are correct, so avg@k, pass@k and maj@k are left out. 'soft_overlong_punishment' only shapes "
             "the advantages.",
         ),
         (
             choose(["accuracy", "format"]),
             True,
-            "`group_filter` decides which groups train. Nothing says which completions are right, so avg@k, pass@k "
-            "and maj@k are left out: name the reward that does in `dynamic_sampling_rewards`.",
+            "`group_filter` decides which groups train. Nothing says which completions are correct, so avg@k, pass@k "
+            "and maj@k are left out. Name the reward that says so in `dynamic_sampling_rewards`.",
         ),
         (
             choose(["accuracy"]),
             True,
-            "`group_filter` decides which groups train. A completion is right if 'accuracy' is above 0, unless it "
+            "`group_filter` decides which groups train. A completion is correct if 'accuracy' is above 0, unless it "
             "takes more than two values.",
         ),
     ],
@@ -214,7 +214,7 @@ def test_a_completion_is_right_by_two_values_or_by_what_was_said_and_not_by_a_gr
     # Two values at a time, as rounds show them.
     seen = task.having_seen(rewards_BF[:2]).having_seen(rewards_BF[2:])
     assert seen.metrics([rewards_BF]) == ({} if accuracy is None else {"task_accuracy": pytest.approx(accuracy)})
-    assert ("is right if" in seen.describe()) == (accuracy is not None)
+    assert ("is correct if" in seen.describe()) == (accuracy is not None)
     assert seen.drop_reasons(rewards_BF, None, 4) == task.drop_reasons(rewards_BF, None, 4)
     ((_, num_scored),) = seen.count_correct(rewards_BF, None, [None])
     assert num_scored == rewards_BF.isfinite().sum()

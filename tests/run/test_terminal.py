@@ -487,7 +487,7 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
     assert lines[ended + 1].startswith("Groups:    8 trained of ")
     # Lines are broken between words.
     text = " ".join(line.strip() for line in lines)
-    assert "A completion is right if 'right' is above 0, unless it takes more than two values." in text
+    assert "A completion is correct if 'right' is above 0, unless it takes more than two values." in text
 
 
 def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
@@ -557,7 +557,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
     assert status == 130, written
     assert "Traceback" not in written
     text = " ".join(line.strip() for line in lines_of(written))
-    said = "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoi"
+    said = "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` continues from out/checkpoi"
     assert said in text
     assert "%|" not in text.partition(said)[2]  # no bar is drawn behind it
 

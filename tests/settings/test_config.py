@@ -372,13 +372,13 @@ def test_every_field_of_which_transformers_reads_json_is_known_here():
 
 @pytest.mark.parametrize("name", [*MAPPINGS, *OR_FILES])
 def test_a_field_that_is_no_json_is_named(tmp_path, name):
-    with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got '{{a: 1}}', which is no JSON \(Expec"):
+    with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got '{{a: 1}}', which is not JSON \(Expec"):
         tiny_config(tmp_path, **{name: "{a: 1}"})
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_a_field_that_is_text_and_no_mapping_is_named(tmp_path, name):
-    with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got 'bfloat16', which is no JSON \(Expec"):
+    with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got 'bfloat16', which is not JSON \(Expec"):
         tiny_config(tmp_path, **{name: "bfloat16"})
 
 

@@ -55,7 +55,7 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
             {"dynamic_sampling_max_gen_batches": 0},
             "Batches are filled: groups whose rewards are all equal are replaced",
         ),
-        ({"dynamic_sampling_max_gen_batches": 0}, "are replaced, however many it takes. "),
+        ({"dynamic_sampling_max_gen_batches": 0}, "are replaced, without a limit. "),
         (
             {"dynamic_sampling_max_gen_batches": 1},
             "A rollout samples at most one batch of completions, as GRPOTrainer does, and trains on the accepted",
