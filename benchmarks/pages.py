@@ -49,13 +49,13 @@ METHODS = {
     "ours, carry, ahead": "... the same, one rollout ahead",
 }
 
-# README's rows, of two_names.
+# Rows of the tokens to a target, of two_names. These runs were made when the screen and the memory were on by default.
 SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),
-    "`DAPOTrainer`, nothing set": (two_names.DEFAULT,),
+    "`DAPOTrainer`, screen and memory on": (two_names.DEFAULT,),
     '... with `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
-    "... nothing set, fewer prompts per step": (two_names.FEWER,),
+    "... screen and memory on, fewer prompts per step": (two_names.FEWER,),
 }
 # Tables of savings/, by their names on the page.
 SAVINGS = dict(
@@ -67,14 +67,14 @@ ARMS = {
     same_budget.AT_SAME_RATE: "the same at the default's learning rate",
     two_names.ONE: "`GRPOTrainer`, one step per rollout",
     two_names.PAPER: '`DAPOTrainer`, `dynamic_sampling_mode="paper"`',
-    two_names.DEFAULT: "`DAPOTrainer`, nothing set",
+    two_names.DEFAULT: "`DAPOTrainer`, screen and memory on",
 }
 ARMS_OF_TWO_REWARDS = {
     two_names.FOUR: "`GRPOTrainer`",
     same_budget.AT_SAME_RATE: "the same at the default's learning rate",
     two_names.ALONE: "`GRPOTrainer`, trained with `correct` alone",
     two_names.PAPER: ARMS[two_names.PAPER],
-    two_names.DEFAULT: ARMS[two_names.DEFAULT],
+    two_names.DEFAULT: "`DAPOTrainer`, nothing set",  # without a name there is neither screen nor memory
     two_names.NAMED: '... with `dynamic_sampling_rewards=["correct"]`',
     two_names.FEWER: "... nothing set, 9 prompts per step instead of 16",
 }
@@ -154,7 +154,7 @@ def real_model_table():
 
 
 def results_table():
-    """Tokens to the target on README: each way to sample, by task, and as a multiple of GRPOTrainer's."""
+    """Tokens to the target: each way to sample, by task, and as a multiple of GRPOTrainer's."""
     columns = (f"{TITLES.get(task, task)}: +{100 * of.gain:.0f}" for task, of in two_names.TASKS.items())
     counted = two_names.at_best(two_names.STUDY.read())
     grpo, *_ = SHOWN.values()
@@ -250,6 +250,35 @@ def two_rewards_table():
     return markdown(["two reward functions", f"tokens to +{gain:.0f} points", of_steps, of_tokens, of_seconds], rows)
 
 
+# README's columns.
+SUMMARY = {savings.GRPO: "`GRPOTrainer`", savings.PAPER: "as in the paper", savings.AUTO: "`DAPOTrainer`, nothing set"}
+
+
+def summary_table():
+    """Return README's table: accuracy after the same optimizer steps by task and trainer, and the tokens taken."""
+    counted = savings.counted_runs(savings.STUDY.read())
+    rows = []
+    for task in savings.TASKS:
+        runs = {
+            arm: [counted[task, arm, seed] for seed in savings.SEEDS if (task, arm, seed) in counted]
+            for arm in SUMMARY
+        }
+        if min(map(len, runs.values())) < len(savings.SEEDS):
+            continue
+        accuracy, tokens = (savings.after(task, savings.STEPS, name) for name in ("accuracy", "tokens"))
+        of_grpo = tokens(*runs[savings.GRPO])
+        informative = statistics.median(run["acceptance"] for run in runs[savings.GRPO])
+        cells = [f"{task}, {savings.describe_budget(task, savings.STEPS)}", f"{informative:.0%}"]
+        for arm, found in runs.items():
+            text = savings.describe(accuracy(*found))
+            if arm != savings.GRPO:
+                ratios = sorted(mine / other for mine, other in zip(tokens(*found), of_grpo, strict=True))
+                text += f"; {statistics.median(ratios):.2f}x ({ratios[0]:.2f}x to {ratios[-1]:.2f}x)"
+            cells.append(text)
+        rows.append(cells)
+    return markdown(["task, after", "informative groups", *SUMMARY.values()], rows)
+
+
 def savings_table(title):
     """One of the tables of savings/: tasks by arms."""
     return markdown(*savings.table(savings.STUDY.read(), title))
@@ -343,6 +372,7 @@ def quickstart_table():
 
 TABLES = {
     "quickstart": quickstart_table,
+    "summary": summary_table,
     "results": results_table,
     "rates": rates_table,
     "steps": steps_table,

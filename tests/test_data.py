@@ -414,7 +414,9 @@ def test_a_dataset_that_the_hub_does_not_have_is_a_missing_file(monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'sums.parqet' doesn't exist")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(FileNotFoundError, match=r"`sums.parqet` is neither a file nor a folder here, and .*doesn't exist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"`sums.parqet` is neither a file nor a folder here, and .*doesn't exist"
+    ):
         load_math_dataset("sums.parqet")
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from ..frame import trainers
 from ..frame.kept import Study
 from ..frame.measures import mean_of, read_at
+from ..frame.pictures import draw_panels
 from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import Job, run_all
 from ..frame.tables import print_table, say
@@ -63,6 +64,31 @@ ARMS = {
     BOTH_WEIGHTED: Arm(CountedScreenWeighted, savings(memory=True, screen="on")),
 }
 COLUMNS = tuple(ARMS)  # of the tables
+
+
+# ---- The picture ----
+
+
+PICTURE = Path(__file__).parents[1] / "images" / "grpo_and_dapo.png"
+DRAWN = {GRPO: "GRPOTrainer", PAPER: "DAPOTrainer, as in the paper", AUTO: "DAPOTrainer"}
+PANELS = {
+    "quickstart": "seven prompts in ten are informative",
+    "hard tail": "most prompts are hard",
+    "one in ten": "one prompt in ten is informative",
+}
+
+
+def draw(results):
+    """Draw README's picture: accuracy by optimizer steps, means of the seeds and their range."""
+    counted = {
+        (task, DRAWN[arm], seed): result for (task, arm, seed), result in counted_runs(results).items() if arm in DRAWN
+    }
+    for (task, _, _), result in counted.items():
+        for point in result["curve"]:
+            point["optimizer steps"] = point["rollouts"] * TASKS[task].num_steps
+            point["accuracy, %"] = 100 * point["accuracy"]
+    panels = [(task, "accuracy, %", "optimizer steps", f"accuracy, %: {title}") for task, title in PANELS.items()]
+    draw_panels(counted, panels, dict.fromkeys(PANELS, tuple(DRAWN.values())), 3, (12, 3.6), PICTURE)
 
 
 # ---- What is read off a run ----
@@ -316,4 +342,5 @@ def main(task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=1, o
             arms = [*arm[first:], *arm[:first]]
             run_those(*((each, best_factor(results, name, each), seed) for each in arms))
     print_tables(results)
+    draw(results)
     STUDY.report()

@@ -137,7 +137,10 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
         ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`"),
         ("reward_funcs: [my_lib.rewards.custom]", "'my_lib.rewards.custom': No module named 'my_lib'. Modules of "),
         ("reward_funcs: [trl_dapo.rewards.SoftOverlongPunishment]", "which is not a function but <class "),
-        ("reward_model_name_or_path: ./nowhere", "`./nowhere` is neither a folder nor the name of a model on the Hub."),
+        (
+            "reward_model_name_or_path: ./nowhere",
+            "`./nowhere` is neither a folder nor the name of a model on the Hub.",
+        ),
         ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set that, or leave it out."),
         ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed: `pip install wandb`."),
         ("optim: paged_adamw_8bit", "`optim='paged_adamw_8bit'` needs bitsandbytes"),
