@@ -200,14 +200,14 @@ def with_images(models, folder, **settings) -> dict:
     def script(text, i):
         return ("right" if int(text.split("prompt ")[1].split(":")[0]) % 3 and i % 4 == 0 else "wrong") + "<eos>"
 
-    def is_right(completions, **kwargs):
+    def is_correct(completions, **kwargs):
         return [float(completion[0]["content"] == "right") for completion in completions]
 
     messages = [[{"role": "user", "content": f"prompt {i}:"}] for i in range(24)]
     images = [Image.fromarray(np.full((8, 8, 3), 10 * i, dtype=np.uint8)) for i in range(24)]
     dataset = Dataset.from_dict({"prompt": messages, "image": images})
     args = settings_of(folder / "run", max_steps=2, **settings)
-    return record(scripted(DAPOTrainer, script)(models["image"], is_right, args, train_dataset=dataset))
+    return record(scripted(DAPOTrainer, script)(models["image"], is_correct, args, train_dataset=dataset))
 
 
 def ahead(models, folder, **settings) -> dict:

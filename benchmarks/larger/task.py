@@ -77,7 +77,7 @@ def interpret(expression):
     return value, numbers
 
 
-def is_right(completion, problem):
+def is_correct(completion, problem):
     """Whether the expression behind the last `!` reaches the target with each of the numbers once."""
     _, mark, expression = completion.rpartition("!")
     numbers, target = problem.split(":")
@@ -88,7 +88,7 @@ def is_right(completion, problem):
 def score(completions, problem, **kwargs):
     """Reward function: 1 where the answer is right, else -1."""
     texts = [completion[0]["content"] for completion in completions]
-    return [1.0 if is_right(text, text_of) else -1.0 for text, text_of in zip(texts, problem, strict=True)]
+    return [1.0 if is_correct(text, text_of) else -1.0 for text, text_of in zip(texts, problem, strict=True)]
 
 
 # ---- Problems ----

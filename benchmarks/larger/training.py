@@ -22,7 +22,7 @@ from ..frame.tables import say
 from ..frame.trainers import DAPO, Arm, load, rollouts_of
 from ..mechanisms.training import sample
 from . import task
-from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
+from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_correct, make_tokenizer, score, to_dataset
 
 
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
@@ -48,7 +48,7 @@ def held_out(num_problems):
 
 def probe(model, tokenizer, problems):
     """What the policy does with problems, a completion of each; one that needs more room than it has is wrong."""
-    look = SimpleNamespace(solution=lambda problem: problem.text, is_right=is_right, room=MAX_LENGTH + 1)
+    look = SimpleNamespace(solution=lambda problem: problem.text, is_correct=is_correct, room=MAX_LENGTH + 1)
     asked = [SimpleNamespace(text=problem) for problem in problems]
     with autocast():
         chunks = [sample(model, tokenizer, look, asked[i : i + CHUNK], 1) for i in range(0, len(asked), CHUNK)]

@@ -60,7 +60,7 @@ class Task(NamedTuple):
     shares: dict[str, float]  # of the families among the prompts
     max_length: int  # the limit of a completion, in tokens
     room: int  # the limit when it is measured what a completion would have become
-    is_right: Callable
+    is_correct: Callable
     num_prompts: int = 1024
     has_workings: bool = False  # behind the answer
 

@@ -76,7 +76,7 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
         ("--load_in_4bit", "set `use_peft: true`"),
         ("--tiny_model false --model_name_or_path [", "The config of [ was not found"),
-        ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts per rollout and 4 an optimi"),
+        ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts per rollout and 4 per optimi"),
         (f"{IN_ROWS} 20", "`generation_batch_size=20` does not divide into micro-batches of 1 process x `per_device"),
         (f"{IN_ROWS} 16 --steps_per_generation 3", "`generation_batch_size=16` contradicts `steps_per_generation=3`"),
         ("--max_completion_length null", "`max_completion_length=None` has transformers sample 20 tokens"),

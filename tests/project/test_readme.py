@@ -83,7 +83,7 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     kept = ("num_generations", "max_completion_length", "learning_rate")
     assert {name: getattr(names["args"], name) for name in kept} == {name: recipe[name] for name in kept}
     assert names["args"].per_device_train_batch_size == recipe["prompts_per_rollout"] * recipe["num_generations"]
-    asked = {row["prompt"][0]["content"] for row in names["products"]}
+    asked = {row["prompt"][0]["content"] for row in names["dataset"]}
     assert asked == {json.loads(row)["problem"] for row in (RECIPES / recipe["dataset_name"]).open()}
 
 

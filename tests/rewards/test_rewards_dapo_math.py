@@ -200,10 +200,10 @@ def test_a_gold_answer_of_another_type_is_refused_with_what_it_is(gold, reward):
         reward(["Answer: 5"], [gold])
 
 
-@pytest.mark.parametrize(("gold", "is_right"), [("34 ", False), ("$34 $", False), (" 34", False), ("$34$", True)])
-def test_a_box_is_the_gold_answer_without_its_dollars_to_the_letter_spaces_included(gold, is_right):
-    assert score_dapo_math("\\boxed{34}", gold, boxed="strict").correct is is_right
-    assert score_dapo_math("\\boxed{34}", gold, boxed="fallback").correct is is_right
+@pytest.mark.parametrize(("gold", "is_correct"), [("34 ", False), ("$34 $", False), (" 34", False), ("$34$", True)])
+def test_a_box_is_the_gold_answer_without_its_dollars_to_the_letter_spaces_included(gold, is_correct):
+    assert score_dapo_math("\\boxed{34}", gold, boxed="strict").correct is is_correct
+    assert score_dapo_math("\\boxed{34}", gold, boxed="fallback").correct is is_correct
     assert score_dapo_math("Answer: 34", gold).correct
     assert score_dapo_math("\\boxed{34}", "\\(34\\)", boxed="strict").correct
 

@@ -305,9 +305,9 @@ def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone
     before, child = pids(reward), os.fork()
     if child == 0:
         # A failed assertion must not run the rest of the test session twice.
-        is_right = pids(reward) == [] and reward(["\\boxed{34}", "\\boxed{3}"], ["34"] * 2) == [1.0, 0.0]
+        is_correct = pids(reward) == [] and reward(["\\boxed{34}", "\\boxed{3}"], ["34"] * 2) == [1.0, 0.0]
         reward.close()
-        os._exit(0 if is_right else 1)
+        os._exit(0 if is_correct else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert reward(["\\boxed{34}", "\\boxed{3}"], ["34"] * 2) == [1.0, 0.0]
     assert set(before) <= set(pids(reward))
