@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,11 +31,13 @@ from scripted_server import ahead_config, stand_ins, with_adapter
 from tiny_models import save_image_model, save_tiny_model, save_tool_model
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.settings.sampling_defaults import PAPER
+from trl_dapo.settings.sampling_defaults import DEFAULTS, PAPER
 
 
 RECORDINGS = Path(__file__).parent / "golden"
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+# Most runs have the screen and the memory on by default: that covers more code than the package's own defaults.
+BOTH_ON = {"dynamic_sampling_screen": "on", "dynamic_sampling_memory": True}
 AUTO = {"dynamic_sampling_screen": "auto", "dynamic_sampling_memory": "auto"}
 CARRY, DISCARD = {"dynamic_sampling_surplus": "carry"}, {"dynamic_sampling_surplus": "discard"}
 TWO_STEPS = {"steps_per_generation": 8}  # per rollout
@@ -223,7 +226,8 @@ def ahead(models, folder, **settings) -> dict:
 
 
 def one_process_of_two(models, folder, name):
-    found = TWO_PROCESSES[name](json.loads(models), Path(folder))
+    with defaults_of(name):
+        found = TWO_PROCESSES[name](json.loads(models), Path(folder))
     (Path(folder) / f"{RANK}.json").write_text(json.dumps(found))
 
 
@@ -248,6 +252,9 @@ CASES = {
     "default": case(),
     "default_shuffled": case(shuffle_dataset=True, dataset=prompts(12), max_steps=6),
     "default_iterable": case(dataset=prompts(40).to_iterable_dataset()),
+    "both_on": case(),
+    "both_on_shuffled": case(shuffle_dataset=True, dataset=prompts(12), max_steps=6),
+    "both_on_iterable": case(dataset=prompts(40).to_iterable_dataset()),
     "paper": case(dynamic_sampling_mode="paper"),
     "discard": case(**DISCARD),
     "screen_off": case(dynamic_sampling_screen="off"),
@@ -294,6 +301,7 @@ CASES = {
 }
 TWO_PROCESSES = {
     "two_default": case(script=by_place),
+    "two_both_on": case(script=by_place),
     "two_paper": case(script=by_place, dynamic_sampling_mode="paper"),
     "two_auto_switched_on": case(**AUTO, script=rarely_mixed, dataset=prompts(200), max_steps=6),
     "two_screen_2": case(script=by_place, dynamic_sampling_screen="2"),
@@ -307,6 +315,11 @@ TWO_PROCESSES = {
 NAMES = [*CASES, *TWO_PROCESSES]
 
 
+def defaults_of(name: str):
+    """The defaults of screen and memory in a run: those of the package, or both on."""
+    return patch.dict(DEFAULTS, {} if "default" in name else BOTH_ON)
+
+
 def make_models(folder: Path) -> dict[str, str]:
     makers = {"tiny": save_tiny_model, "tool": save_tool_model, "image": save_image_model}
     return {name: str(save(folder / name)) for name, save in makers.items()}
@@ -315,7 +328,8 @@ def make_models(folder: Path) -> dict[str, str]:
 def run_case(name: str, models: dict[str, str], folder: Path) -> dict:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    found = CASES[name](models, folder) if name in CASES else in_two_processes(models, folder, name)
+    with defaults_of(name):
+        found = CASES[name](models, folder) if name in CASES else in_two_processes(models, folder, name)
     return json.loads(json.dumps(found))  # as it is read again
 
 

@@ -27,7 +27,7 @@ def close(value):
     return pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("name", [*golden_runs.CASES, "two_default", "two_screen_2", "two_resumed"])
+@pytest.mark.parametrize("name", [*golden_runs.CASES, "two_default", "two_both_on", "two_screen_2", "two_resumed"])
 def test_a_run_does_what_it_did_when_it_was_recorded(name, models, tmp_path):
     found, expected = golden_runs.run_case(name, models, tmp_path), json.loads(golden_runs.file_of(name).read_text())
     for key in ("sampled", "trained", "logs", "weights"):
