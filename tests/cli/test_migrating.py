@@ -126,7 +126,7 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
         ("seed: 1\nseed: 2", "names `seed` twice, again in line 7. Leave out one."),
         ("learning_rat: 1\nqqq: 1", "that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`."),
         ("eval_strategy: steps\ndataset_test_split: dev", "The dataset has no split 'dev'"),
-        ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` is for rows that are taken"),
+        ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` is for rows that are used unchanged"),
         ("reward_funcs: [accurate_reward]", "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
         ("3: 4", "has `3`, which names no field, in line 6."),
         ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),

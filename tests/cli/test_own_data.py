@@ -128,7 +128,9 @@ def test_text_and_messages_in_one_file_are_refused_before_anything_is_loaded(giv
 def test_a_model_is_not_saved_beside_an_adapter_nor_the_other_way_round(tmp_path, capsys, words, there, file):
     (tmp_path / file).write_text("{}")
     assert launch(["--output_dir", str(tmp_path), *ON_THE_CPU, *words]) == 2
-    said = f"`output_dir` {tmp_path} holds the {there} of another run (`{file}`), beside which what is saved could"
+    said = (
+        f"`output_dir` {tmp_path} holds the {there} of another run (`{file}`). A model that is saved next to it could"
+    )
     assert said in " ".join(capsys.readouterr().err.split())
 
 

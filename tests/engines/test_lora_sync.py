@@ -80,7 +80,7 @@ def test_one_of_several_adapters_is_served_and_two_at_once_are_not():
 def test_weights_that_train_beside_the_adapter_are_named():
     both = adapted()
     both.get_input_embeddings().weight.requires_grad_()
-    assert "weights beside the adapter are trained" in why_not_served(both)
+    assert "other weights than those of the adapter are trained" in why_not_served(both)
     assert "embed_tokens" in why_not_served(both)
 
 

@@ -237,7 +237,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((200, "<html>"), "answered text that is not JSON"),
+        ((200, "<html>"), "answered with text that is not JSON"),
         ((200, "[]"), "answered 0 completions where 2 were requested"),
         ((200, json.dumps({"choices": [CHOICE]})), "answered 1 completions where 2 were requested"),
         (beside_a_whole_one(token_ids=[]), "answered 0 tokens with 2 log-probabilities"),

@@ -103,5 +103,5 @@ def test_a_run_is_planned_as_it_samples(write, off, fields):
     settings = vars(plan(write(on, {**TINY_RUN, **fields})).recipe.settings)
     assert {name: settings[name] for name in PAPER} == DEFAULTS | {name: PAPER[name] for name in off}
     if MEMORY in off:
-        with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs one reward that says what is r"):
+        with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs one reward that says what is c"):
             plan(write(on, {**TINY_RUN, **fields, "dynamic_sampling_memory": True}))

@@ -246,10 +246,10 @@ ENDED = {"step": 40, "train_runtime": 9.0}
 @pytest.mark.parametrize(
     ("log_history", "state"),
     [
-        ([plain(40)], "not finished: going on or stopped at step 40 of 100; no checkpoint to resume from"),
+        ([plain(40)], "not finished: running or stopped at step 40 of 100; no checkpoint to resume from"),
         ([plain(100)], "finished, step 100"),
         ([plain(40), ENDED, {"step": 40, "eval_reward": 0.1}], "finished early, at step 40"),
-        ([ENDED, plain(41)], "not finished: going on or stopped at step 41"),  # extended
+        ([ENDED, plain(41)], "not finished: running or stopped at step 41"),  # extended
     ],
 )
 def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):

@@ -44,8 +44,8 @@ def test_a_reward_function_that_fails_in_a_run_is_named_with_its_step_and_the_wa
     assert error.__notes__ == [
         "The reward function 'flaky_judge' raised this.",
         f"The run stopped in step 3. Its last complete checkpoint is {tmp_path / 'checkpoint-2'}: "
-        "`trainer.train(resume_from_checkpoint=True)`, or `--resume_from_checkpoint true` on a command line, goes on "
-        "from there.",
+        "`trainer.train(resume_from_checkpoint=True)`, or `--resume_from_checkpoint true` on a command line, "
+        "continues from there.",
     ]
     assert [line.strip() for line in last] == error.__notes__  # the last that a traceback shows
 
@@ -74,8 +74,8 @@ def test_without_a_checkpoint_of_its_own_a_run_that_fails_says_so(tiny_model, tm
     (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")
     _, error = notes_of(tiny_model, tmp_path, 1, dynamic_sampling_screen="off")
     assert error.__notes__[-1] == (
-        f"The run stopped in step 2. It has saved no checkpoint in {tmp_path}: it starts again from the beginning. "
-        "`save_steps` says how often one is saved."
+        f"The run stopped in step 2. It has saved no checkpoint in {tmp_path}, so it starts again from the beginning. "
+        "`save_steps` sets how often one is saved."
     )
 
 
@@ -105,7 +105,7 @@ def test_a_learning_rate_that_changed_has_no_effect_and_that_is_said(tiny_model,
     trainer, said = resumed(tiny_model, tmp_path, capsys, settings, settings | {"learning_rate": 1e-2})
     assert [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log] == [1e-3, 1e-3]
     assert "`learning_rate` (0.001 there, 0.01 here)" in said
-    assert "`learning_rate` has no effect: the checkpoint's optimizer and schedule go on as they were." in said
+    assert "`learning_rate` has no effect: the checkpoint's optimizer and schedule continue unchanged." in said
 
 
 def test_where_nothing_changed_nothing_is_said(tiny_model, tmp_path, capsys):

@@ -12,6 +12,7 @@ from datasets import Dataset, IterableDataset
 from helpers import run_preflight
 
 from trl_dapo.run.preflight import SetupError, too_few_processes
+from trl_dapo.sampling.screen import Screen
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
@@ -139,7 +140,7 @@ def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once_unles
     made([right, silent], dynamic_sampling_rewards=["right"], max_steps=3).train()
     said = [record.message for record in caplog.records if "scored none" in record.message]
     assert len(said) == leaves_one_out
-    assert all("Of the 16 completions of the first rollout 'silent' scored none, returning" in one for one in said)
+    assert all("'silent' scored none of the 16 completions of the first rollout" in one for one in said)
 
 
 def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(made):
@@ -211,7 +212,7 @@ def test_a_prompt_that_leaves_too_little_of_the_context_is_warned_of(made, caplo
 def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_before_anything_is_sampled(made):
     trainer = made(zeros, Dataset.from_list([CHAT] * 4))
     trainer.processing_class.chat_template = None
-    with pytest.raises(SetupError, match=r"chat_template is not set .* Set `chat_template_path`, or give"):
+    with pytest.raises(SetupError, match=r"chat_template is not set .* Set `chat_template_path`, or use"):
         trainer.train()
 
 
@@ -254,12 +255,12 @@ def test_a_function_that_cannot_score_a_part_of_a_group_is_refused_if_a_screen_w
 
 def test_a_function_that_cannot_score_a_part_of_a_group_turns_the_default_screen_off(made, capsys):
     trainer = made(best_of_eight, **SCREENED | {"dynamic_sampling_screen": None})
-    assert trainer._sampler.selection.splits_groups
+    assert trainer._sampler.selection.find(Screen) is not None
     run_preflight(trainer)
-    assert not trainer._sampler.selection.splits_groups
+    assert trainer._sampler.selection.find(Screen) is None
     assert trainer.args.dynamic_sampling_screen == "off"
     said = " ".join(capsys.readouterr().out.split())
-    assert "Off: `dynamic_sampling_screen='on'` has 6 completions of a group scored first, and the reward" in said
+    assert "Off: `dynamic_sampling_screen='auto'` has 6 completions of a group scored first, and the reward" in said
 
 
 def test_functions_are_called_with_a_group_and_with_as_few_as_a_screen_samples_first(made):

@@ -41,9 +41,9 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
     assert trained(tiny_model, tmp_path) == (DEFAULTS, "on")
     assert start_line(capsys) == (
         "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
-        "rollout. To sample less, surplus groups train in the next rollout, prompts that are likely to be dropped are "
-        "skipped for a while and a few completions of a prompt are sampled first (`dynamic_sampling_mode='paper'` "
-        "does without)."
+        "rollout. To sample less, surplus groups train in the next rollout. While few groups are accepted, prompts "
+        "that are likely to be dropped are skipped for a while and a few completions of a prompt are sampled first. "
+        "Set `dynamic_sampling_mode='paper'` to turn that off."
     )
 
 
@@ -64,11 +64,11 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
             {"dynamic_sampling_max_gen_batches": 1.5},
             "A rollout samples at most 1.5 batches of completions and trains on the accepted groups. Its batch stays ",
         ),
-        ({"dynamic_sampling_mode": "mask"}, "Each rollout samples one batch. Dropped groups stay in it and weigh"),
+        ({"dynamic_sampling_mode": "mask"}, "Each rollout samples one batch. Dropped groups stay in it, but have"),
         ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),
         (
             {"dynamic_sampling_mode": "replace"},
-            "are replaced, up to 10 batches of completions per rollout, until 30% of the batch is accepted; copies of "
+            "are replaced, up to 10 batches of completions per rollout, until 30% of the batch is accepted. Copies of "
             "accepted groups fill the rest.",
         ),
     ],
@@ -85,8 +85,8 @@ def test_of_two_rewards_without_a_name_one_line_says_what_they_cost_and_how_to_s
     trained(tiny_model, tmp_path, reward_funcs=[right, style])
     line = start_line(capsys)
     assert line.endswith(
-        "Two reward functions decide together which groups train: `right`, `style`. Name the one that judges "
-        'correctness, such as `dynamic_sampling_rewards=["right"]`, to sample less.'
+        "Two reward functions decide together which groups train: `right`, `style`. To sample less, name "
+        'the one that judges correctness, such as `dynamic_sampling_rewards=["right"]`.'
     )
     assert "Off: " not in line
 
@@ -96,7 +96,7 @@ def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
     trainer = ScriptedTrainer(tiny_model, grade, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
     trainer.train()
     assert (trainer.args.dynamic_sampling_memory, trainer._sampler.selection.find(PromptMemory).prompts) == (
-        True,
+        "auto",
         set(),
     )
 

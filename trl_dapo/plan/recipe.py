@@ -170,7 +170,7 @@ class Recipe:
         weighted = zip(names, s.reward_weights or [1.0] * len(names), strict=False)
         deciding = s.dynamic_sampling_rewards or [n for n, w in weighted if w and "overlong_punishment" not in n]
         is_graded = judge in deciding and not s.dynamic_sampling_accuracy_threshold
-        why = "needs one reward that says what is right, and its name in `dynamic_sampling_rewards`."
+        why = "needs one reward that says what is correct, and its name in `dynamic_sampling_rewards`."
         is_decided = s.dynamic_sampling_rewards or len(deciding) == 1
         return {
             "has_tools": bool(s.tools),

@@ -136,8 +136,9 @@ class Training:
         must_send = settings.vllm_lora_sync == "adapter" or settings.load_in_4bit or settings.load_in_8bit
         if settings.use_vllm and must_send and not can_send:
             raise ValueError(
-                "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves beside its base: "
-                "LoRA on linear layers, without copies, DoRA or experts. Change the adapter, or leave both out."
+                "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves without merging it: "
+                "LoRA on linear layers, without `modules_to_save`, DoRA or experts. Change the adapter, or use "
+                "neither."
             )
 
     @property

@@ -251,8 +251,8 @@ def describe_failure(output_dir: str, step: int) -> str:
     checkpoint = last_complete_checkpoint(folder, step)
     if checkpoint is None:
         return (
-            f"{failed} It has saved no checkpoint in {folder}: it starts again from the beginning. `save_steps` says "
-            "how often one is saved."
+            f"{failed} It has saved no checkpoint in {folder}, so it starts again from the beginning. `save_steps` "
+            "sets how often one is saved."
         )
     return (
         f"{failed} Its last complete checkpoint is {checkpoint}: `trainer.train(resume_from_checkpoint=True)`, or "

@@ -134,7 +134,7 @@ class SamplingChoice:
         parts.append(self.known)
         reasons = list(self.reasons.values())
         if self._undecided_rewards:
-            needs_one = "needs to know which completions are right"  # the sentence added below says what to do
+            needs_one = "needs to know which completions are correct"  # the sentence added below says what to do
             reasons = [why for why in reasons if needs_one not in why]
             parts.append(self._describe_undecided())
         parts += [f"Off: {why}." for why in reasons]
