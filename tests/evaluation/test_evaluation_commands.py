@@ -44,7 +44,7 @@ def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsy
     assert "+50.0 [" in printed
     assert "all equal" not in printed
     assert "1 problems gained: +50.0 points of avg@2." in printed
-    assert "Of fewer than 30 problems an interval is a hint" in printed
+    assert "With fewer than 30 problems an interval is only a hint" in printed
     assert "0 problems lost: +0.0 points" in printed
     assert run_compare(tmp_path / "base", tmp_path / "trained", "--json") == 0
     assert json.loads(capsys.readouterr().out) == compare(tmp_path / "base", tmp_path / "trained")

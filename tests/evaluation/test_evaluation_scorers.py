@@ -182,7 +182,9 @@ def test_scores_are_right_above_a_threshold_and_without_one_nothing_is_said_to_b
         return [verdict.correct for verdict in score([problem()], said(*texts), reward, **how).of_problems[0]]
 
     assert right("0.2", "1") == [True, True]  # two values may be verdicts
-    with pytest.raises(ValueError, match=r"'reward' gives scores.*Set `accuracy_threshold`: a score above it"):
+    with pytest.raises(
+        ValueError, match=r"'reward' gives scores.*Set `accuracy_threshold`: a completion with a score above it"
+    ):
         right("0.2", "1", "0.5")
     assert right("0.2", "1", "0.5", accuracy_threshold=0.5) == [False, True, False]
     assert right("0.2", "0", "0.5", accuracy_threshold=0.0) == [True, False, True]  # said by the user
