@@ -142,9 +142,7 @@ def test_a_calque_is_found(text):
 
 
 def test_plain_english_and_what_only_looks_like_a_calque_pass():
-    text = (
-        "There is no such file. It is no longer true. Of course. Where does it go? The right side, as far as they are."
-    )
+    text = "There is no such file. It is no longer true. Of course. Where does it go? Right sides, as far as they are."
     assert list(find("message", 1, text)) == []
     assert len(list(find("docstring", 7, "What it does."))) == 1
 
