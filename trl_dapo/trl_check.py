@@ -88,8 +88,9 @@ def find_broken() -> Iterator[str]:
         if not hasattr(importlib.import_module(module), name):
             yield f"`{path}` is gone"
     source = "\n".join(Path(str(inspect.getfile(cls))).read_text() for cls in trainer.__mro__[:-1] if _is_trainer(cls))
+    attributes_of_self = set(re.findall(r"\bself\.(\w+)", source))
     for name in (*trl_names.READS, *trl_names.LATER_READS):
-        if not hasattr(trainer, name) and re.search(rf"\bself\.{name}\b", source) is None:
+        if not hasattr(trainer, name) and name not in attributes_of_self:
             yield f"`GRPOTrainer.{name}` is gone"
     for module, owner, overrides, attributes in (
         ("vllm_generation", "VLLMGeneration", trl_names.VLLM_OVERRIDES, trl_names.VLLM_ATTRIBUTES),
