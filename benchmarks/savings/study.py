@@ -80,15 +80,17 @@ PANELS = {
 
 def draw(results):
     """Draw README's picture: accuracy by optimizer steps, means of the seeds and their range."""
-    counted = {
-        (task, DRAWN[arm], seed): result for (task, arm, seed), result in counted_runs(results).items() if arm in DRAWN
-    }
-    for (task, _, _), result in counted.items():
-        for point in result["curve"]:
-            point["optimizer steps"] = point["rollouts"] * TASKS[task].num_steps
-            point["accuracy, %"] = 100 * point["accuracy"]
-    panels = [(task, "accuracy, %", "optimizer steps", f"accuracy, %: {title}") for task, title in PANELS.items()]
-    draw_panels(counted, panels, dict.fromkeys(PANELS, tuple(DRAWN.values())), 3, (12, 3.6), PICTURE)
+    curves = {}
+    for (task, arm, seed), result in counted_runs(results).items():
+        if arm in DRAWN:
+            curves[task, DRAWN[arm], seed] = {
+                "curve": [
+                    {"optimizer steps": point["rollouts"] * TASKS[task].num_steps, "accuracy": 100 * point["accuracy"]}
+                    for point in result["curve"]
+                ]
+            }
+    panels = [(task, "accuracy", "optimizer steps", f"accuracy, %: {title}") for task, title in PANELS.items()]
+    draw_panels(curves, panels, dict.fromkeys(PANELS, tuple(DRAWN.values())), 3, (12, 3.6), PICTURE)
 
 
 # ---- What is read off a run ----

@@ -49,11 +49,15 @@ class Plan:
     # Memory
 
     @property
+    def vllm_while_sampling(self) -> float:
+        """Bytes that vLLM takes on a GPU that trains while it samples; 0 on a server or without vLLM."""
+        return 0.0 if self.vllm is None or self.recipe.uses_a_server else self.vllm.share
+
+    @property
     def vllm_while_updating(self) -> float:
         """Bytes that vLLM keeps on a GPU that trains while the policy is updated."""
-        if self.vllm is None or self.recipe.uses_a_server:
-            return 0.0
-        return VLLM_ASLEEP if self.recipe.settings.vllm_enable_sleep_mode else self.vllm.share
+        is_asleep = self.vllm_while_sampling > 0 and self.recipe.settings.vllm_enable_sleep_mode
+        return VLLM_ASLEEP if is_asleep else self.vllm_while_sampling
 
     @property
     def peak_updating(self) -> float:
@@ -67,12 +71,11 @@ class Plan:
         """
         kept = sum(self.training.memory[part] for part in ("weights", "optimizer", "reference", "context"))
         if self.vllm is not None:
-            shared = 0.0 if self.recipe.uses_a_server else self.vllm.share
             # Weights are sent to vLLM one by one, so at most the largest is gathered.
             gathered = 0
             if self.recipe.sharding.shards_weights:
                 gathered = self.training.weights.trained * self.shape.num_embedding
-            return kept + gathered + shared
+            return kept + gathered + self.vllm_while_sampling
         rows = self.batches.num_rows / self.recipe.cluster.num_train
         row = self.recipe.longest_prompt + self.recipe.settings.max_completion_length
         return kept + rows * row * self.shape.kv_bytes / 2 * self.training.weights.computed
@@ -107,8 +110,7 @@ class Plan:
         """Whether there is memory left for batches of some size next to what a run holds whatever its batches are."""
         parts = ("weights", "gradients", "optimizer", "reference", "context")
         fixed = sum(self.training.memory[part] for part in parts)
-        shared = self.vllm.share if self.vllm is not None and not self.recipe.uses_a_server else 0.0
-        while_sampling = fixed - self.training.memory["gradients"] + shared
+        while_sampling = fixed - self.training.memory["gradients"] + self.vllm_while_sampling
         return max(fixed + self.vllm_while_updating, while_sampling) < self.usable
 
     @property

@@ -58,7 +58,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def describe(planned: Plan) -> str:
-    recipe, settings, vllm = planned.recipe, planned.recipe.settings, planned.vllm
+    recipe, settings = planned.recipe, planned.recipe.settings
     sharding = recipe.sharding.kind.upper().replace("ZERO", "ZeRO-").replace("NONE", "one process")
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
     all_weights, trained = _count(planned.shape.num_parameters), _count(planned.training.weights.num_trained)
@@ -82,7 +82,7 @@ def describe(planned: Plan) -> str:
             "train an adapter (`use_peft: true`)",
             "take a smaller model",
         ]
-        if vllm is not None and not recipe.uses_a_server:
+        if planned.vllm_while_sampling:
             ways_out.insert(0, "lower `vllm_gpu_memory_utilization`")
         way_out = f"Smaller batches do not help. Instead {', '.join(ways_out[:-1])}, or {ways_out[-1]}."
         fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"

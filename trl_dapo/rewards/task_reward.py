@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, reward_sizes, task_reward
 from ..sampling.equal_rewards import margin
-from ..settings.rules import is_length_penalty
+from ..settings.rules import NEEDS_CORRECTNESS, is_length_penalty
 from .scaling import scale_reward
 
 
@@ -143,7 +143,7 @@ class TaskReward:
         """Why no completion can be called correct, for the message about a setting that needs it; `None` if it can."""
         if self.is_decided and self.is_graded:
             return (
-                f"needs to know which completions are correct, and {self.names[0]!r} gives scores. Set "
+                f"{NEEDS_CORRECTNESS}, and {self.names[0]!r} gives scores. Set "
                 "`dynamic_sampling_accuracy_threshold`: a completion with a score above it is correct."
             )
         return None if self.is_decided else _ambiguous(", ".join(map(repr, self.names)))
@@ -235,6 +235,6 @@ class TaskReward:
 
 def _ambiguous(candidates: str) -> str:
     return (
-        f"needs to know which completions are correct, but several reward functions decide: {candidates}. "
+        f"{NEEDS_CORRECTNESS}, but several reward functions decide: {candidates}. "
         "Name the one that says what is correct in `dynamic_sampling_rewards`."
     )

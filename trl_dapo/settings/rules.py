@@ -16,6 +16,10 @@ from .arguments import read_mapping
 from .ranges import why_unscalable
 
 
+# Begins the reason for which a setting is refused or off if nothing says which completions are correct.
+NEEDS_CORRECTNESS = "needs to know which completions are correct"
+
+
 class Rule(NamedTuple):
     """The check of one namespace of settings and facts."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from .rules import why_refused
+from .rules import NEEDS_CORRECTNESS, why_refused
 
 
 class Saving(NamedTuple):
@@ -134,8 +134,8 @@ class SamplingChoice:
         parts.append(self.known)
         reasons = list(self.reasons.values())
         if self._undecided_rewards:
-            needs_one = "needs to know which completions are correct"  # the sentence added below says what to do
-            reasons = [why for why in reasons if needs_one not in why]
+            # The sentence that is added says what to do instead.
+            reasons = [why for why in reasons if NEEDS_CORRECTNESS not in why]
             parts.append(self._describe_undecided())
         parts += [f"Off: {why}." for why in reasons]
         return " ".join(filter(None, parts))
