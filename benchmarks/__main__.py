@@ -1,23 +1,24 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The benchmarks. A study is a file that says its arms, its tasks and what was predicted, and what they share is frame/.
+Run the benchmarks, or write the tables of the pages from kept results.
 
-    python -m benchmarks --list          # the studies, a line each
-    python -m benchmarks NAME --help     # what a study does, and its options
-    python -m benchmarks NAME            # runs it
-    python -m benchmarks                 # those of RESULTS.md, an hour and a half on two cores, and writes it
-    python -m benchmarks --from-kept     # writes every table of the pages again, from the runs that are kept
+    python -m benchmarks --list          # list the studies
+    python -m benchmarks NAME --help     # describe a study and its options
+    python -m benchmarks NAME            # run a study
+    python -m benchmarks                 # run the studies of RESULTS.md and write it: an hour and a half on two cores
+    python -m benchmarks --from-kept     # write every table of the pages from the kept results
 
-**An arm** is a line of the study's `ARMS` (of `MECHANISMS` in mechanisms/), with a line of `PREDICTIONS` and its rows
-of EVIDENCE.md, in their order, committed before the first run. **A task** is a line of the study's `TASKS`; one of a
-new kind brings what the study's `Task` names, as `countdown` of two_names/ does. **A study** is a file here, or
-study.py in a folder with its CSVs, whose `main` has its options for keywords and whose docstring begins with its line
-of `--list`; one with tables on a page has a `fill_in` too.
+**A study** is a file in this folder, or study.py in a folder with its CSV files. It names its arms, its tasks and its
+predictions. The keywords of its `main` are its options, and its docstring begins with its line of `--list`. A study
+with tables on a page has a function `fill_in`. What the studies share is in frame/. **An arm** is a line of the
+study's `ARMS` (of `MECHANISMS` in mechanisms/), with a line of `PREDICTIONS` and its rows in EVIDENCE.md, in the same
+order, committed before the first run. **A task** is a line of the study's `TASKS`. A new kind of task defines all
+fields of the study's `Task`, as `countdown` of two_names/ does.
 
-Of those of RESULTS.md each runs in a process of its own. One that fails does not stop the others: the results say so,
-its error is on the terminal, and the exit status is 1. Figures belong to the machine and the run they stand with; what
-travels are ratios of two things measured in one run.
+Each study of RESULTS.md runs in its own process. If one fails, the others run all the same: the results name the
+failure, its error is on the terminal, and the exit status is 1. Figures are of one machine and one run. On other
+machines, expect only the ratios of two things that were measured in the same run.
 """
 
 import argparse
@@ -44,7 +45,7 @@ PACKAGES = ("trl-dapo", "trl", "transformers", "torch")
 
 
 def read_studies():
-    """The files with a `main`, and their docstrings, by name: that of their folder, or their own."""
+    """Return the files that define `main` with their docstrings, by the name of their folder or file."""
     found = {}
     for path in sorted([*HERE.glob("*.py"), *HERE.glob("*/**/study.py")]):
         module = ast.parse(path.read_text())
@@ -59,16 +60,16 @@ def load(path):
 
 
 def run_study(name, argv):
-    """Calls a study's `main` with the options that are given."""
+    """Call the `main` of a study with the options on the command line."""
     path, docstring = read_studies()[name]
     module = load(path)
     return module.main(**read_options(module.main, f"python -m benchmarks {name}", docstring, argv))
 
 
 def fill_in_pages(studies):
-    """Writes the tables of all pages from the runs that are kept."""
+    """Write the tables of all pages from the kept results."""
     for path in (*(path for path, _ in studies.values()), HERE / "pages.py"):
-        if "fill_in" in path.read_text():  # the others import more than this needs
+        if "fill_in" in path.read_text():  # importing the others would need more packages
             load(path).fill_in()
 
 
@@ -76,24 +77,24 @@ def fill_in_pages(studies):
 
 
 BENCHMARKS = {
-    "update_phase": "The update phase beside GRPOTrainer's",
+    "update_phase": "The update phase compared with GRPOTrainer's",
     "sampling_policies": "What a sampling policy costs",
     "screening": "A few completions first, then the rest",
     "rollout_seconds": "What each setting costs in seconds",
-    "rewards": "math_verify_reward beside accuracy_reward",
+    "rewards": "math_verify_reward compared with accuracy_reward",
     "drop_in": "A drop-in for GRPOTrainer",
     "time_to_accuracy": "Tokens and seconds to an accuracy",
-    "overlap": "One rollout ahead beside taking turns",
-    "groups_ahead": "Two rollouts ahead beside one",
-    "memory_and_scale": "Own time and memory at the paper's size",
-    "lora_sync": "What vLLM is handed of a model with LoRA",
+    "overlap": "One rollout ahead compared with taking turns",
+    "groups_ahead": "Two rollouts ahead compared with one",
+    "memory_and_scale": "The package's own time and memory at the paper's size",
+    "lora_sync": "What vLLM gets from a model with LoRA",
     "ledger": "What the ledger costs",
     "gpu": "A training step on a GPU",
 }
 
 
 def describe_run():
-    """The commit, whether files differ from it, the date, the versions and the machine, as Linux tells them."""
+    """Return the commit, whether files differ from it, the date, the versions and the machine. Needs Linux."""
     git = "git describe --always --dirty=', with uncommitted changes'"
     commit = subprocess.run(git, shell=True, cwd=HERE, capture_output=True, text=True).stdout.strip()
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
@@ -111,7 +112,7 @@ def command(name):
 
 
 def run(name):
-    """Runs one benchmark and shows its output as it comes; returns the output, and the exit status."""
+    """Run one benchmark and show its output as it comes. Return the output and the exit status."""
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
     how = {"cwd": HERE.parent, "stdout": subprocess.PIPE, "text": True, "env": environment}
     lines = []
@@ -125,8 +126,8 @@ def run(name):
 def write_results(path):
     parts = [
         "# Results\n",
-        "Written by `python -m benchmarks`. Figures belong to this machine and this run; what travels are ratios "
-        "of two things measured in one run.\n",
+        "Written by `python -m benchmarks`. The figures are of this machine and this run. On other machines, expect "
+        "only the ratios of two things that were measured in the same run.\n",
         describe_run(),
     ]
     failures = []
@@ -139,7 +140,7 @@ def write_results(path):
         block = "\n".join(line.rstrip() for line in output.strip("\n").split("\n"))
         parts.append(f"## {title}\n\n    python {' '.join(command(name))}\n\n```\n{block}\n```\n\n{ended} minutes.\n")
         failures += [name] * bool(status)
-        path.write_text("\n".join(parts))  # after every benchmark: an interrupted call leaves what it has
+        path.write_text("\n".join(parts))  # after every benchmark, so that an interrupted call leaves its results
     if failures:
         print(f"Failed: {', '.join(failures)}", file=sys.stderr)
     return 1 if failures else 0
@@ -152,11 +153,15 @@ def main(argv):
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("name", nargs="?", choices=list(read_studies()), help="the study; its options follow")
-    what.add_argument("--list", action="store_true", help="names the studies")
-    what.add_argument("--from-kept", action="store_true", help="writes the pages' tables and runs nothing")
+    what.add_argument(
+        "name", nargs="?", choices=list(read_studies()), help="the study to run, followed by its options"
+    )
+    what.add_argument("--list", action="store_true", help="list the studies")
+    what.add_argument(
+        "--from-kept", action="store_true", help="write the tables of the pages without running anything"
+    )
     parser.add_argument(
-        "--output", type=Path, default=HERE / "RESULTS.md", help="where results go (default: %(default)s)"
+        "--output", type=Path, default=HERE / "RESULTS.md", help="the file to write results to (default: %(default)s)"
     )
     args = parser.parse_args(argv)
     if args.list:

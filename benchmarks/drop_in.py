@@ -5,9 +5,9 @@
 
     python -m benchmarks drop_in    # one to two minutes
 
-Both train the same small model on the same prompts from the same seed, one optimizer step of several micro-batches a
-rollout. They take turns, a fresh model each; times are medians over steps, without a turn's first. Everything runs
-for real, on the GPU if there is one.
+Both trainers train the same small model on the same prompts from the same seed. A rollout has one optimizer step of
+several micro-batches. The trainers take turns, each with a fresh model. Times are medians over steps, without the
+first step of a turn. Everything runs for real, on the GPU if there is one.
 """
 
 import tempfile
@@ -48,12 +48,12 @@ class Clock(TrainerCallback):
 
 
 def share_of_ones(completions, **kwargs):
-    """Reward function: a random model's completions differ in it."""
+    """Reward function: the share of ones in a completion, which differs between completions of a random model."""
     return [completion.count("1") / max(1, len(completion)) for completion in completions]
 
 
 def turn(arm, num_steps, num_rows, num_microbatches, max_length, output_dir):
-    """One run of one trainer, from a fresh model: its clock, with every step's loss."""
+    """Run one trainer from a fresh model; return its clock, with the loss of every step."""
     tokenizer, clock = build_tokenizer(), Clock()
     settings = {
         **step_of(num_rows // num_microbatches, num_microbatches),
@@ -70,18 +70,18 @@ def turn(arm, num_steps, num_rows, num_microbatches, max_length, output_dir):
 
 
 def measure(num_turns, **sizes):
-    """Clocks of all turns of each trainer."""
+    """Return the clocks of all turns of each trainer."""
     clocks = {name: [] for name in ARMS}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(num_turns):
-            # Whoever goes first in one turn goes second in the next.
+            # The trainer that is first in one turn is second in the next.
             for name in list(ARMS)[:: 1 if i % 2 == 0 else -1]:
                 clocks[name].append(turn(ARMS[name], **sizes, output_dir=folder))
     return clocks
 
 
 def loss_difference(clocks):
-    """Largest difference of any step's loss between the two trainers in any turn."""
+    """Return the largest difference between the losses of the two trainers in any step of any turn."""
     return max(
         abs(theirs - mine)
         for trls, ours in zip(clocks["GRPOTrainer"], clocks["DAPOTrainer"], strict=True)
@@ -93,15 +93,15 @@ def main(num_turns=5, num_steps=6, num_rows=64, num_microbatches=4, max_length=1
     silent()
     sizes = {"num_rows": num_rows, "num_microbatches": num_microbatches, "max_length": max_length}
     clocks = measure(num_turns, num_steps=num_steps, **sizes)
-    title = f"{num_rows} completions of up to {max_length} tokens a step, {num_microbatches} micro-batches, "
+    title = f"{num_rows} completions of up to {max_length} tokens per step, {num_microbatches} micro-batches, "
     title += f"{num_turns} turns of {num_steps} steps"
     medians = {
         name: [median(value for clock in turns for value in getattr(clock, what)) for what in SPENT]
         for name, turns in clocks.items()
     }
     rows = [[name, *(f"{value:.3f}" for value in values)] for name, values in medians.items()]
-    print_table(title, ("trainer", "seconds a step", "CPU seconds a step"), rows)
+    print_table(title, ("trainer", "seconds per step", "CPU seconds per step"), rows)
     wall, cpu = (mine / theirs for mine, theirs in zip(medians["DAPOTrainer"], medians["GRPOTrainer"], strict=True))
-    say(f"DAPOTrainer / GRPOTrainer: {wall:.3f} of the seconds a step, {cpu:.3f} of the CPU seconds")
+    say(f"DAPOTrainer / GRPOTrainer: {wall:.3f} of the seconds per step, {cpu:.3f} of the CPU seconds")
     difference, losses = loss_difference(clocks), [abs(loss) for c in clocks["GRPOTrainer"] for loss in c.losses]
     say(f"largest difference of a step's loss: {difference:.1e}; the losses' median size: {median(losses):.1e}")

@@ -1,14 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-A training step of `DAPOTrainer` beside one of `GRPOTrainer` on one GPU, and what a round of sampling takes there.
+Seconds of a training step of `DAPOTrainer` and of `GRPOTrainer` on one GPU, and of a sampling round there.
 
-    python -m benchmarks gpu    # minutes; without CUDA nothing is measured
+    python -m benchmarks gpu    # minutes; measures nothing without CUDA
 
-A model of Qwen2.5-1.5B's shape with random weights, bfloat16, gradient checkpointing. Completions are scripted, 64 of
-them, quantiles of a lognormal of mean 1,100 that is cut off at 4,096; everything behind generation is real. Both
-trainers share one model and take turns, at a rate of 0. A gradient that is not finite ends the benchmark. A round is
-sampled by transformers alone: prompts of 64 tokens, completions of 64, none of which ends before.
+The model has the shape of Qwen2.5-1.5B and random weights, in bfloat16 with gradient checkpointing. The 64 completions
+are scripted: their lengths are quantiles of a lognormal distribution with mean 1,100 that is cut off at 4,096.
+Everything after generation is real. Both trainers share one model and take turns, at a learning rate of 0. A gradient
+that is not finite ends the benchmark. A round is sampled by transformers alone, with prompts of 64 tokens and
+completions of 64 tokens, none of which ends earlier.
 """
 
 import random
@@ -33,7 +34,7 @@ NUM_TOKENS = 64  # of a prompt, and of a completion
 
 
 class Scripted(Turns):
-    """Completions of given lengths, in an order of their own every turn."""
+    """A trainer with completions of given lengths, in a fixed shuffled order."""
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         lengths = random.Random(0).sample(self.scripted, len(self.scripted))
@@ -59,16 +60,16 @@ ARMS = {"GRPOTrainer": Arm(TRLs, {"loss_type": "dapo", "epsilon_high": 0.28}), "
 
 
 def every_other(completions, **kwargs):
-    """Reward function: every other completion is right, so every group trains."""
+    """Reward function: every other completion is correct, so every group trains."""
     return [float(i % 2) for i in range(len(completions))]
 
 
 def measure(model, lengths, rows_per_microbatch, repeats):
-    """Medians of what a step of both trainers costs."""
+    """Return medians of what a step of both trainers costs."""
     # Without `bf16`: the weights are in bfloat16, and autocast would add copies.
     settings = ALIKE | step_of(rows_per_microbatch, len(lengths) // rows_per_microbatch)
     settings["max_completion_length"] = max(lengths)
-    prompts = ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]  # all in every turn
+    prompts = ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]  # every turn uses all of them
     dataset = Dataset.from_dict({"prompt": prompts})
     with tempfile.TemporaryDirectory() as folder:
         what = model, folder, every_other, dataset, build_tiny_tokenizer(), settings
@@ -77,7 +78,7 @@ def measure(model, lengths, rows_per_microbatch, repeats):
 
 
 def seconds_of_round(model, sample, num_completions):
-    """The faster of two rounds: the first may compile."""
+    """Return the seconds of the faster of two rounds, because the first may compile."""
     prompts = torch.randint(2, 256, (num_completions, NUM_TOKENS), device=model.device)
     config, seconds = GenerationConfig(do_sample=True, max_new_tokens=NUM_TOKENS, pad_token_id=0, eos_token_id=-1), []
     for _ in range(2):
@@ -107,14 +108,14 @@ def main(repeats=3, rows_per_microbatch=4):
     results = measure(model, lengths, rows_per_microbatch, repeats)
     title = f"{torch.cuda.get_device_name()}, {NUM_ROWS} completions, micro-batches of {rows_per_microbatch}"
     rows = [[name, f"{of['seconds']:.2f}", f"{of['peak_memory'] / 2**30:.1f} GiB"] for name, of in results.items()]
-    print_table(title, ("trainer", "seconds a step", "peak memory"), rows)
+    print_table(title, ("trainer", "seconds per step", "peak memory"), rows)
     seconds, memory = (
         results["DAPOTrainer"][what] / results["GRPOTrainer"][what] for what in ("seconds", "peak_memory")
     )
     say(f"DAPOTrainer / GRPOTrainer: {seconds:.2f} of the seconds, {memory:.2f} of the peak memory")
-    columns = ("completions a round", *(f"{name}, s" for name in SAMPLE))
+    columns = ("completions per round", *(f"{name}, s" for name in SAMPLE))
     rows = [
         [f"{num}", *(f"{seconds_of_round(model.eval(), sample, num):.2f}" for sample in SAMPLE.values())]
         for num in NUM_COMPLETIONS
     ]
-    print_table(f"a round of {NUM_TOKENS} tokens a completion", columns, rows)
+    print_table(f"a round of {NUM_TOKENS} tokens per completion", columns, rows)

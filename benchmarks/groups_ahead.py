@@ -1,14 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Two rollouts ahead, group by group, beside one: seconds of a rollout where a few completions take eight times the mean.
+Two rollouts ahead compared with one: seconds of a rollout if a few completions take eight times as long as the mean.
 
     python -m benchmarks groups_ahead    # about 20 minutes, most of them spent waiting
 
-The sampler, the requests and the way groups are taken in are the package's. The server is scripted: a completion has
-one of 256 slots for its time, which is lognormal. An update is held to a share of the seconds that a rollout's
-sampling takes in turns. The limit is a server that never idles, or the update where that is longer. A length is the
-time of a group, of what trains over that of all that are accepted.
+The sampler, the requests and the way groups are taken in are the package's. The server is scripted: a completion
+occupies one of 256 slots for its time, which is lognormal. An update takes a set share of the seconds that the
+sampling of a rollout takes in turns. "Limit" is a server that is never idle, or the update if that takes longer.
+"Trained length" is the mean time of the groups that train, divided by that of all accepted groups.
 """
 
 import heapq
@@ -42,7 +42,10 @@ WARM_UP = 6  # rollouts that are not timed
 
 
 class Load(NamedTuple):
-    """How many groups are accepted, whether more of the long ones, and an update over the sampling in turns."""
+    """
+    A case: the share of accepted groups, whether long groups are accepted more often, and the time of an update
+    divided by that of sampling in turns.
+    """
 
     rate: float
     favours_long: bool
@@ -54,7 +57,7 @@ LOADS += [Load(rate, True, 0.5) for rate in (0.6, 0.3)]
 
 
 class Prompt(NamedTuple):
-    """The times of a prompt's completions over the mean, and whether their group is accepted."""
+    """Return the times of the completions of a prompt, relative to the mean, and whether their group is accepted."""
 
     times: list[float]
     is_accepted: bool
@@ -73,7 +76,7 @@ def make_prompts(number, load, seed):
 
 
 class Server:
-    """In the place of TRL's client: each completion waits for a slot and has it for its time."""
+    """A replacement for TRL's client: each completion waits for a slot, and occupies it for its time."""
 
     def __init__(self, prompts, mean):
         self.prompts, self.mean, self.busy = prompts, mean, 0.0
@@ -97,17 +100,17 @@ class Server:
 
 
 class Run(NamedTuple):
-    """What was measured, over the rollouts behind the first few."""
+    """Figures that were measured over the rollouts after the first few."""
 
     seconds: float  # of a rollout
-    busy: float  # of all slots, seconds a rollout
+    busy: float  # of all slots, in seconds per rollout
     staleness: list[int]  # of the groups that trained, in rollouts
-    length: float  # of what trains over that of all accepted that were asked for
-    overflow: float  # groups over those that trained
+    length: float  # of what trains, divided by that of all accepted groups that were requested
+    overflow: float  # groups divided by those that trained
 
 
 def run(load, way, update_seconds, num_rollouts, mean, seed=0):
-    """The trainer's loop over rollouts, with an update that takes a set time."""
+    """The loop of the trainer over rollouts, with an update that takes a set time."""
     num_ahead = WAYS.index(way)
     number = math.ceil((num_rollouts + 6) * TARGET / load.rate)
     prompts = make_prompts(number, load, seed)
@@ -121,7 +124,7 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
         generate=lambda texts, n: server.generate(prompts=[[int(text)] for text in texts], n=n),
         naming_lost_server=nullcontext,
         keeping_weights=nullcontext,
-        is_waited_for=num_ahead == 1,
+        waits_for_all=num_ahead == 1,
         stopwatch=Stopwatch(),
     )
 
@@ -189,4 +192,4 @@ def main(num_rollouts=20, mean_seconds=0.2):
             ]
         )
     columns = ("accepted", "update", *WAYS, "limit", "two over one", "trained length", "staleness", "overflow")
-    print_table(f"Seconds of a rollout, over {num_rollouts}; {mean_seconds:g} s a completion", columns, rows, left=2)
+    print_table(f"Seconds of a rollout, over {num_rollouts}; {mean_seconds:g} s per completion", columns, rows, left=2)

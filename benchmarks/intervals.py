@@ -1,12 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-How often the 95 % intervals of `trl-dapo eval` and `trl-dapo compare` hold the truth, simulated.
+Simulated share of 95% intervals of `trl-dapo eval` and `trl-dapo compare` that contain the true value.
 
-    python -m benchmarks intervals    # 2,000 evaluations a cell; about eight minutes of one core
+    python -m benchmarks intervals    # 2,000 evaluations per cell; about eight minutes on one core
 
-A cell is a shape of the problems' accuracies, a figure, a number of problems and of completions. Problems are drawn
-from the shape, completions from each problem's accuracy; the truth is the mean over all problems of that shape.
+A cell is a distribution of accuracies over problems (a shape), a score or a change, a number of problems and a number
+of completions. Problems are drawn from the shape, and completions from the accuracy of each problem. The true value is
+the mean over all problems of that shape.
 
 Writes benchmarks/intervals.csv and the table of docs/evaluation.md.
 """
@@ -26,7 +27,8 @@ DOCS = Path(__file__).parents[1] / "docs" / "evaluation.md"
 START, END = "<!-- coverage: python -m benchmarks --from-kept -->", "<!-- end of coverage -->"
 NUM_EVALUATIONS, NUM_TRUTH = 2_000, 1_000_000
 SIZES = [(n, k) for n in (30, 100) for k in (8, 32)]
-# Parts of the problems with the Beta distribution of their accuracy, or with one accuracy.
+# For each shape, the shares of the problems with the Beta distribution of their accuracies, or with their one
+# accuracy.
 SHAPES = {
     "Beta(0.1, 0.9)": [(1, (0.1, 0.9))],
     "Beta(0.5, 5)": [(1, (0.5, 5))],
@@ -40,22 +42,22 @@ SHAPES = {
     "Beta(0.2, 8)": [(1, (0.2, 8))],
 }
 FIGURES = ("avg@k", "pass@4", "pass@8", "maj@k")
-WRONG_ANSWERS = (0.5, 0.25, 0.15, 0.1)  # shares of the wrong completions
+INCORRECT_ANSWERS = (0.5, 0.25, 0.15, 0.1)  # shares of the incorrect completions
 FLIPPED, MENDED = 0.03, 0.05
 
 
-# ---- Problems, completions and the truth ----
+# ---- Problems, completions and the true value ----
 
 
 def draw(shape, size, rng):
-    """Accuracies of problems."""
+    """Draw the accuracies of problems."""
     parts = rng.choice(len(shape), p=[share for share, _ in shape], size=size)
     drawn = [rng.beta(*of, size) if isinstance(of, tuple) else np.full(size, of) for _, of in shape]
     return np.choose(parts, drawn)
 
 
 def mean_failing(shape, tries):
-    """Mean over problems of the probability that all of so many tries fail."""
+    """Return the mean over problems of the probability that all of `tries` completions are incorrect."""
     total = 0
     for share, of in shape:
         if isinstance(of, tuple):
@@ -66,29 +68,29 @@ def mean_failing(shape, tries):
     return total
 
 
-def majority(num_right, k, rng):
-    """maj@k of problems, as `trl_dapo.evaluation.maj_at_k` has it: those who tie share the verdict."""
-    wrong = rng.multinomial(k - num_right, WRONG_ANSWERS)
-    most = np.maximum(num_right, wrong.max(axis=-1))
-    num_winners = (num_right == most) + (wrong == most[..., None]).sum(axis=-1)
-    return (num_right == most) / num_winners
+def majority(num_correct, k, rng):
+    """Return maj@k of problems, as `trl_dapo.evaluation.maj_at_k` counts it: answers that tie share the vote."""
+    num_incorrect = rng.multinomial(k - num_correct, INCORRECT_ANSWERS)
+    most = np.maximum(num_correct, num_incorrect.max(axis=-1))
+    num_winners = (num_correct == most) + (num_incorrect == most[..., None]).sum(axis=-1)
+    return (num_correct == most) / num_winners
 
 
 def single(shape, figure, n, k, num, rng):
-    """Values of each evaluation's problems, and the truth."""
-    num_right = rng.binomial(k, draw(shape, (num, n), rng))
+    """Simulate evaluations: return the score of each problem in each of them, and the true value."""
+    num_correct = rng.binomial(k, draw(shape, (num, n), rng))
     if figure == "avg@k":
-        return num_right / k, 1 - mean_failing(shape, 1)
+        return num_correct / k, 1 - mean_failing(shape, 1)
     if figure == "maj@k":
         truth = majority(rng.binomial(k, draw(shape, NUM_TRUTH, rng)), k, rng).mean()
-        return majority(num_right, k, rng), truth
+        return majority(num_correct, k, rng), truth
     tries = int(figure.removeprefix("pass@"))
     table = pass_at_k(np.arange(k) < np.arange(k + 1)[:, None], tries)
-    return table[num_right], 1 - mean_failing(shape, tries)
+    return table[num_correct], 1 - mean_failing(shape, tries)
 
 
 def trained(accuracy, change, rng):
-    """The accuracies after a training."""
+    """Return the accuracies after training."""
     flips = rng.random(accuracy.shape) < FLIPPED
     if change == "3 % flip":
         return np.where(flips, 1 - accuracy, accuracy)
@@ -96,7 +98,7 @@ def trained(accuracy, change, rng):
 
 
 def paired(shape, change, n, k, num, rng):
-    """The same of a comparison."""
+    """Simulate comparisons: return the difference of each problem in each of them, and the true value."""
     before = draw(shape, (num, n), rng)
     after = trained(before, change, rng)
     if change == "3 % flip up":
@@ -115,14 +117,14 @@ def paired(shape, change, n, k, num, rng):
 
 
 def counts_of(values):
-    """Distinct values, and how often each evaluation has them."""
+    """Return the distinct values, and how often each evaluation has them."""
     distinct, places = np.unique(values, return_inverse=True)
     places = places.reshape(values.shape) + len(distinct) * np.arange(len(values))[:, None]
     return distinct, np.bincount(places.ravel(), minlength=len(values) * len(distinct)).reshape(len(values), -1)
 
 
 def coverage(values, truth, ends):
-    """Share of the evaluations whose interval holds the truth, and its mean width."""
+    """Return the share of the evaluations whose interval contains the true value, and the mean width."""
     low, high = interval_of_means(*counts_of(values), ends)
     held = np.mean((low <= truth + 1e-9) & (truth - 1e-9 <= high))
     return {"held": float(held), "width": round(float(np.mean(high - low)), 4)}
@@ -132,7 +134,7 @@ def coverage(values, truth, ends):
 
 
 def cells():
-    """What is simulated: kind, shape, figure or change."""
+    """Yield what is simulated: kind, shape, and score or change."""
     for shape in SHAPES:
         yield from ((single, shape, figure) for figure in FIGURES)
     for shape in SHAPES:
@@ -154,17 +156,21 @@ def simulate(num):
 
 
 def table(rows):
-    """Lines of Markdown: a row for each shape and figure, in percent."""
-    sizes, found = sorted({(int(row["n"]), int(row["k"])) for row in rows}), {}
+    """Return lines of Markdown: a row for each shape and score, in percent."""
+    sizes = sorted({(int(row["n"]), int(row["k"])) for row in rows})
+    found = {}
     for row in rows:
         what = row["what"] if row["kind"] == "single" else f"difference: {row['what']}"
-        found.setdefault((row["shape"], what), {})[int(row["n"]), int(row["k"])] = f"{100 * float(row['held']):.1f}"
-    lines = [row_of("problems", "figure", *(f"n = {n}, k = {k}" for n, k in sizes)), "| --- " * (2 + len(sizes)) + "|"]
+        what = what.replace("mended", "solved").replace(" %", "%")
+        by_size = found.setdefault((row["shape"].replace(" %", "%"), what), {})
+        by_size[int(row["n"]), int(row["k"])] = f"{100 * float(row['held']):.1f}"
+    head = row_of("accuracies of the problems", "score", *(f"n = {n}, k = {k}" for n, k in sizes))
+    lines = [head, "| --- " * (2 + len(sizes)) + "|"]
     return lines + [row_of(shape, what, *(of[size] for size in sorted(of))) for (shape, what), of in found.items()]
 
 
 def filled_in(page):
-    """The page with the table of the file."""
+    """Return the page with the table of the CSV file."""
     return fill_block(page, START, END, table(read_rows(CSV)))
 
 

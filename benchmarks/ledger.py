@@ -1,12 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What the ledger costs: bytes on disk and CPU seconds.
+Cost of the ledger: bytes on disk and CPU seconds.
 
     python -m benchmarks ledger
 
-First rollouts by script, whose values and lengths have no pattern that could be compressed; then the quickstart, whose
-rollouts are as short as rollouts get: the ledger's share of their time.
+The first rollouts are scripted, with values and lengths without a pattern that could be compressed. Then follows the
+quickstart, which has the shortest rollouts, for the ledger's share of their time.
 """
 
 import random
@@ -34,12 +34,12 @@ from .sampling_policies import receive
 
 
 NAMES = ["right", "soft_overlong_punishment"]
-# Groups, completions of a group, longest completion, groups whose text is kept.
+# Groups, completions per group, longest completion, groups whose text is kept.
 SIZES = [(64, 8, 512, 0), (1024, 16, 20_480, 0), (1024, 16, 20_480, 4)]
 
 
 def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> tuple[float, list[float]]:
-    """Writes rollouts of a size; returns the bytes of a group and the CPU seconds of each rollout."""
+    """Write rollouts of a size; return the bytes per group and the CPU seconds of each rollout."""
     num_groups, G, longest, num_texts = size
     draw, num_rows = random.Random(0), num_groups * G
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def main(num_rollouts=10, num_steps=40):
         num_groups, G, longest, num_texts = size
         milliseconds = 1000 * statistics.median(seconds)
         rows.append((f"{num_groups:,} x {G}, {longest:,}", num_texts, f"{on_disk:,.0f}", f"{milliseconds:.1f}"))
-    columns = "groups x completions, tokens", "groups with text", "bytes a group", "CPU milliseconds a rollout"
+    columns = "groups x completions, tokens", "groups with text", "bytes per group", "CPU milliseconds per rollout"
     print("\n".join(markdown(columns, rows)))
     ledger, rollout = [], []
     with (
@@ -99,5 +99,5 @@ def main(num_rollouts=10, num_steps=40):
     of_ledger, of_rollout = (1000 * sum(seconds) / len(rollout) for seconds in (ledger, rollout))
     print(
         f"\nQuickstart, {len(rollout)} rollouts of {num_groups / len(rollout):.0f} groups with 4 of them as text: "
-        f"{of_ledger:.1f} ms of {of_rollout:.0f} ms a rollout, {of_ledger / of_rollout:.2%}"
+        f"{of_ledger:.1f} ms of {of_rollout:.0f} ms per rollout, {of_ledger / of_rollout:.2%}"
     )

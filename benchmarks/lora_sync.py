@@ -1,11 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The bytes that vLLM is handed at a sync of a model with LoRA: the adapter, or all weights with the adapter merged in.
+The bytes that vLLM gets in a sync of a model with LoRA: the adapter, or all weights with the adapter merged in.
 
     python -m benchmarks lora_sync    # a minute
 
-Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers.
+Models with the shapes of Qwen2.5 and random weights in bfloat16, with LoRA of rank 16 on all linear layers.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ SHAPES = (
 
 
 class Adapted(AdapterGeneration):
-    """Ours without the engine."""
+    """The package's generation without an engine."""
 
     def _init_vllm(self):
         self._adapter_dtype = torch.bfloat16
@@ -49,7 +49,7 @@ def make_model(shape, vocab_size=151_936, **settings):
 
 
 def handed_over(base):
-    """Bytes of a sync, by each way: merged, those of the base's weights."""
+    """Return the bytes of a sync: of the adapter, and of the base model's weights with the adapter merged in."""
     model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
     with tempfile.TemporaryDirectory() as folder:
         adapted = Adapted(model, Accelerator(cpu=True), None, mode="server", lora_sync=None, output_dir=Path(folder))
@@ -65,4 +65,4 @@ def main():
         num_bytes = handed_over(make_model(shape))
         name = f"{num_bytes['merge'] / 2e9:.3f} B"
         rows += [[name, way, f"{num:,} ({num_bytes['merge'] / num:.1f}x)"] for way, num in num_bytes.items()]
-    print_table("rank 16 on all linear layers, bfloat16", ("parameters", "way", "bytes a sync"), rows, left=3)
+    print_table("rank 16 on all linear layers, bfloat16", ("parameters", "way", "bytes per sync"), rows, left=3)

@@ -1,13 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The sampler's own time and memory, at the paper's 512 prompts x 16 completions x 20,480.
+The sampler's own time and memory, at the paper's 512 prompts x 16 completions x 20,480 tokens.
 
     python -m benchmarks memory_and_scale    # half a minute
 
-Generation is scripted: completions are slices of one list of tokens. What is measured is the `Sampler` and the trainer
-around it: prompts drawn, rows kept, groups accepted, the batch made and read back once, in one process. Seconds are
-the CPU's.
+Generation is scripted: completions are slices of one list of tokens. The benchmark measures the `Sampler` and the
+trainer around it, in one process: prompts are drawn, rows kept, groups accepted, and the batch built and read back
+once. Seconds are CPU seconds.
 """
 
 import random
@@ -41,11 +41,11 @@ MEDIAN = 2_500 / 20_480  # of a completion's length, over the longest
 
 
 class Script:
-    """Rounds as TRL's `_generate` would return them: lists of Python integers and floats."""
+    """Return rounds as TRL's `_generate` would: lists of Python integers and floats."""
 
     def __init__(self, num_generations, longest):
         self._rng, self._num_generations, self._longest = np.random.default_rng(0), num_generations, longest
-        # Shared by all rows: what a list costs TRL is not what is measured here.
+        # Shared by all rows, because what lists cost TRL is not measured here.
         pool = random.Random(0)
         self._tokens = [pool.randrange(150_000) for _ in range(longest)]
         self._logprobs = [-pool.random() for _ in range(longest)]
@@ -64,11 +64,13 @@ class Script:
 
 
 def rollout(num_prompts, G, longest, after_generation=lambda: None):
-    """One rollout batch; returns the sampler's seconds."""
+    """Sample one rollout batch; return the sampler's seconds."""
     script, spent = Script(G, longest), []
     dataset = Dataset.from_dict({"id": range(10 * num_prompts)})
     sampler = Sampler(PromptStream(dataset, seed=0), target=num_prompts, num_generations=G)
-    sampler.selection.round_size.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
+    sampler.selection.round_size.acceptance.update(
+        round(100 * ACCEPTANCE), 100
+    )  # like a run that knows its acceptance rate
     accelerator = Accelerator(cpu=True)
     with clock(spent):
         sampler.start_rollout()
@@ -100,9 +102,9 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
 
 
 def peak_of(*size):
-    """Megabytes of the sampler, for one rollout."""
+    """Return the megabytes that the sampler takes for one rollout."""
 
-    # What is generated first is not the sampler's; later rounds are.
+    # Completions of the first round are not the sampler's memory; those of later rounds are.
     def trace():
         if not tracemalloc.is_tracing():
             tracemalloc.start()

@@ -1,15 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-One rollout ahead beside taking turns, and two: wall-clock seconds of a rollout, and what is learned.
+One and two rollouts ahead compared with taking turns: wall-clock seconds of a rollout, and what is learned.
 
     python -m benchmarks overlap    # about 25 minutes on two cores
 
-Both talk to a stand-in for vLLM's server in a process of its own, through TRL's engine in server mode. Seconds: the
-stand-in answers after a set time and the update is held to one, as if both ran on GPUs of their own; only the ratio r
-of the two is changed. Learning: the quickstart's model and problems as in `time_to_accuracy.py`; two rollouts ahead an
-adapter of rank 16 trains, at `--adapter-rate` times the rate. The interval is Student's, of the differences of equal
-seeds.
+All arms talk to a stand-in for vLLM's server in its own process, through TRL's engine in server mode. For the seconds,
+the stand-in answers after a set time and the update takes a set time, as if both ran on GPUs of their own; only the
+ratio r of the two is varied. For the learning, the model and problems are the quickstart's, as in
+`time_to_accuracy.py`. With two rollouts ahead an adapter of rank 16 trains, at `--adapter-rate` times the learning
+rate. The interval is Student's, of the differences between equal seeds.
 """
 
 import statistics
@@ -40,7 +40,7 @@ AHEAD = dict(zip(WAYS + OF_ADAPTERS, (0, 1, 0, 2), strict=True))  # rollouts
 
 
 class Timed(DAPO):
-    """Notes when each rollout's update begins."""
+    """Note when the update of each rollout begins."""
 
     def _generate_and_score_completions(self, inputs):
         rollouts = super()._generate_and_score_completions(inputs)
@@ -49,7 +49,7 @@ class Timed(DAPO):
 
 
 class HoldUpdate(TrainerCallback):
-    """Lets every update take a set time, and notes when it has ended."""
+    """Let every update take a set time, and note when it has ended."""
 
     def __init__(self, trainer, seconds):
         self.trainer, self.seconds, self.ended, self.took = trainer, seconds, [], []
@@ -65,12 +65,12 @@ def rewarded(completions, **kwargs):
 
 
 def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollouts):
-    """Median seconds of a rollout once it is under way, and of its update."""
+    """Return the median seconds of a rollout, after the first ones, and of its update."""
     problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
     end = [tokenizer.eos_token_id]
-    answers = {name: tokenizer(text)["input_ids"] + end for name, text in (("right", "1"), ("wrong", "2"))}
+    answers = {name: tokenizer(text)["input_ids"] + end for name, text in (("correct", "1"), ("incorrect", "2"))}
     with tempfile.TemporaryDirectory() as folder, server(Script, delay=generate_seconds, **answers):
-        # One optimizer step a rollout, of four micro-batches.
+        # One optimizer step per rollout, of four micro-batches.
         steps = {"gradient_accumulation_steps": 4, "logging_steps": 1, "max_steps": num_rollouts + 1}
         how = rollouts_of(16, 8, 4, max_completion_length=8, batch_multiplier=1.0) | steps | {"warmup_steps": 0}
         arm, dataset = Arm(Timed, {**SERVER, "rollouts_ahead": AHEAD[way]}), prompts(problems, TASKS[TASK].shares, 0)
@@ -96,7 +96,10 @@ def report_seconds(checkpoint, update_seconds, num_rollouts):
 
 
 def learn(job, checkpoint, folder):
-    """Accuracy at every tenth rollout; shares of rows by age, clipped tokens, tokens sampled."""
+    """
+    Return the accuracy at every tenth rollout, the shares of rows by staleness, the share of clipped tokens, and the
+    number of sampled tokens.
+    """
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if job.arm in OF_ADAPTERS else None
     arm = Arm(DAPO, {**SERVER, "rollouts_ahead": AHEAD[job.arm]})
     curve, logs = train_on(job, checkpoint, folder, arm, peft_config=lora)

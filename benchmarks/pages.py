@@ -1,11 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The tables of README.md, docs/ and EVIDENCE.md that several studies make, from what these have left.
+Write the tables of README.md, docs/ and EVIDENCE.md from the kept results of several studies.
 
-Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; accuracies after the same steps and
-time are those of same_budget/ and savings/; what each technique added on the ladder is that of
-recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of RESULTS.md. Every method that was run has a row.
+README.md's table comes from savings/. Tokens and seconds to an accuracy come from RESULTS.md, and from two_names/ if
+each arm has its own best learning rate. Accuracies after the same steps and time come from same_budget/ and savings/.
+What each technique added on the ladder comes from recipes/ablation/ladder.csv and larger/runs.csv. All other figures
+come from RESULTS.md. Every method that was run has a row.
 """
 
 import itertools
@@ -31,25 +32,26 @@ PAGES = ROOT / "README.md", DOCS / "benchmarks.md", DOCS / "dynamic_sampling.md"
 LADDER = ROOT / "recipes" / "ablation" / "ladder.csv"
 TASKS = ("quickstart", "one in ten")
 RATED = (*TASKS, "Countdown")
-TITLES = {"one in ten": "one prompt in ten can be learnt"}
-KEY = "part", "arm", "seed"  # of the larger task's runs and the real model's
+TITLES = {"one in ten": "one prompt in ten can be learned"}
+KEY = "part", "arm", "seed"  # of the runs of larger/ and real_model/
 METHODS = {
-    "GRPO, one step": "`GRPOTrainer`, one step a rollout (TRL's default)",
-    "GRPO": "`GRPOTrainer`, four steps, as all below",
+    "GRPO, one step": "`GRPOTrainer`, one step per rollout (TRL's default)",
+    "GRPO": "`GRPOTrainer`, four steps per rollout, as in all rows below",
     "GRPO, Clip-Higher": "`GRPOTrainer`, Clip-Higher",
-    "full batch again": "full batch again",
-    "ours": "`DAPOTrainer`, sampling as the paper",
+    "full batch again": "a full batch in every round",
+    "ours": "`DAPOTrainer`, the paper's sampling",
     "ours, carry": "... with carry",
     "ours, carry, memory": "... with carry and memory",
-    "ours, screened": "`DAPOTrainer`, three completions first",
+    "ours, screened": "`DAPOTrainer`, three completions sampled first",
     "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
-    "ours, carry, memory, screened": "... with carry and memory, three first",
-    "ours, carry, memory, auto": "... with carry, memory and `auto`",
-    "ours, carry, server": "... with carry, beside a stand-in for a server",
-    "ours, carry, ahead": "... the same, one rollout ahead",
+    "ours, carry, memory, screened": "... with carry, memory and three sampled first",
+    "ours, carry, memory, auto": '... with carry, memory and `dynamic_sampling_screen="on"`',
+    "ours, carry, server": "... with carry, sampled by a stand-in for a server",
+    "ours, carry, ahead": "... the same with one rollout ahead",
 }
 
-# Rows of the tokens to a target, of two_names. These runs were made when the screen and the memory were on by default.
+# The rows of the table of tokens to a target, with the arms of two_names/. These runs were made when the screen and
+# the memory were on by default.
 SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),
@@ -57,7 +59,7 @@ SHOWN = {
     '... with `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
     "... screen and memory on, fewer prompts per step": (two_names.FEWER,),
 }
-# Tables of savings/, by their names on the page.
+# The tables of savings/, by their names on the page.
 SAVINGS = dict(
     zip(("steps", "tokens", "seconds", "hardest", "gradient", "spent", "acceptance"), savings.TABLES, strict=True)
 )
@@ -80,18 +82,18 @@ ARMS_OF_TWO_REWARDS = {
 }
 
 
-# ---- What is kept ----
+# ---- Reading kept results ----
 
 
 def rows_of_results(title):
-    """Cells of the first table of RESULTS.md whose title begins so."""
+    """Return the cells of the first table of RESULTS.md whose title begins with `title`."""
     text = (HERE / "RESULTS.md").read_text()
     table = re.search(rf"^ *{re.escape(title)}.*?└", text, flags=re.DOTALL | re.MULTILINE)[0]
     return [[cell.strip() for cell in row.split("│")] for row in re.findall(r"^│(.*)│$", table, flags=re.MULTILINE)]
 
 
 def of_results():
-    """Median tokens and seconds by task and method, as they stand in RESULTS.md, in its order."""
+    """Return median tokens and seconds by task and method, in the order of RESULTS.md."""
     return {
         (task, method): (tokens.split()[0], seconds.split()[0])
         for task in TASKS
@@ -100,7 +102,7 @@ def of_results():
 
 
 def of_real_model():
-    """Runs of the real model by part and arm, those of the recipe's sizes, in percent."""
+    """Return the runs of real_model/ with the sizes of the recipe by part and arm, accuracies in percent."""
     arms = {}
     for (part, arm, _), run in read_csv(HERE / "real_model", KEY).items():
         if part in ("products", "sums"):
@@ -110,7 +112,7 @@ def of_real_model():
 
 
 def ladders():
-    """Runs by rung, of the smaller model, and of the larger."""
+    """Return the runs of the smaller and of the larger model, by rung."""
     smaller, larger = {}, {}
     for row in read_rows(LADDER):
         smaller.setdefault(row.pop("rung"), []).append({name: float(text) for name, text in row.items()})
@@ -124,17 +126,18 @@ def ladders():
 
 
 def time_table():
-    """What each method took to each task's accuracy."""
+    """Return the table of tokens and seconds that each method took to the accuracy of each task."""
     results, rows = of_results(), []
     for method in dict.fromkeys(method for _, method in results):
         rows.append([METHODS[method], *("{} ({})".format(*results[task, method]) for task in TASKS)])
     columns = "tokens (CPU seconds) to the same accuracy", "quickstart, +10 points"
-    return markdown([*columns, "one prompt in ten can be learnt, +5"], rows)
+    return markdown([*columns, "one prompt in ten can be learned, +5"], rows)
 
 
 def real_model_table():
-    """What a real language model learnt in sixteen rollouts, by how these were sampled."""
-    columns = "held out, 16 rollouts", "right before", "right after", "least gain", "tokens", "CPU seconds", "seeds"
+    """Return the table of what a real language model learned in sixteen rollouts, by sampling method."""
+    columns = ["held-out problems, 16 rollouts", "accuracy before", "after (lowest to highest)"]
+    columns += ["smallest gain in points", "generated tokens", "CPU seconds", "seeds"]
     methods = METHODS | {"GRPO": "`GRPOTrainer`", "all weights": "... with carry and memory, all weights"}
     found, rows = of_real_model(), []
     for part, arm in (key for key in itertools.product(("products", "sums"), methods) if key in found):
@@ -143,8 +146,8 @@ def real_model_table():
         rows.append(
             [
                 f"{part}, {methods[arm].replace('...', '`DAPOTrainer`')}",
-                f"{statistics.median(run['before'] for run in runs):.1f} %",
-                f"{statistics.median(after):.1f} % ({min(after):.1f} to {max(after):.1f})",
+                f"{statistics.median(run['before'] for run in runs):.1f}%",
+                f"{statistics.median(after):.1f}% ({min(after):.1f}% to {max(after):.1f}%)",
                 f"{min(run['after'] - run['before'] for run in runs):+.1f}",
                 *(f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("tokens", "cpu_seconds")),
                 len(runs),
@@ -154,7 +157,7 @@ def real_model_table():
 
 
 def results_table():
-    """Tokens to the target: each way to sample, by task, and as a multiple of GRPOTrainer's."""
+    """Return the table of tokens to the target by arm and task, and their ratio to GRPOTrainer's."""
     columns = (f"{TITLES.get(task, task)}: +{100 * of.gain:.0f}" for task, of in two_names.TASKS.items())
     counted = two_names.at_best(two_names.STUDY.read())
     grpo, *_ = SHOWN.values()
@@ -169,7 +172,7 @@ def results_table():
 
 
 def rates_table():
-    """Tokens to the target at each rate, of those tasks that have it."""
+    """Return the table of tokens to the target at each learning rate, of the tasks for which all rates were run."""
     counted = two_names.at_best(results := two_names.STUDY.read())
     keys = [*itertools.product(RATED, (two_names.FOUR, two_names.ONE_BATCH))]
     cells = zip(*(two_names.tokens_by_rate(results, counted, *key) for key in keys), strict=True)
@@ -187,7 +190,7 @@ def median_tokens(counted, task, arms):
 
 
 def least_tokens(counted, task, arms, grpo):
-    """Return the median tokens to the target of the best of the arms as text, with its multiple of GRPOTrainer's."""
+    """Return the median tokens to the target of the best of the arms as text, with the ratio to GRPOTrainer's."""
     found, of_grpo = median_tokens(counted, task, arms), median_tokens(counted, task, grpo)
     if found is None:
         return "not run"
@@ -199,7 +202,7 @@ def least_tokens(counted, task, arms, grpo):
 
 
 def steps_table():
-    """Optimizer steps to the target, by task, of the same runs as README's tokens."""
+    """Return the table of optimizer steps to the target by task, from the same runs as the tokens."""
     counted = two_names.at_best(two_names.STUDY.read())
     tasks = [task for task in two_names.TASKS if task != WITH_TWO_REWARDS]
     rows = []
@@ -219,7 +222,7 @@ def steps_table():
 
 
 def same_budget_table():
-    """Accuracy after the same number of steps and after the same CPU time."""
+    """Return the table of accuracies after the same number of steps and after the same CPU time."""
     results = same_budget.STUDY.read()
     tasks = [task for task in same_budget.BUDGETS if task != WITH_TWO_REWARDS]
     columns, rows = ["accuracy on held-out problems"], []
@@ -237,7 +240,7 @@ def same_budget_table():
 
 
 def two_rewards_table():
-    """What one more reward function changes: tokens to the target, and accuracy after the same steps and time."""
+    """Return the table for two rewards: tokens to the target, and accuracy after the same steps and time."""
     of_steps, of_tokens, of_seconds = same_budget.columns_of(WITH_TWO_REWARDS)[1:]
     counted = same_budget.counted(same_budget.STUDY.read())
     gain = 100 * two_names.TASKS[WITH_TWO_REWARDS].gain
@@ -250,12 +253,12 @@ def two_rewards_table():
     return markdown(["two reward functions", f"tokens to +{gain:.0f} points", of_steps, of_tokens, of_seconds], rows)
 
 
-# README's columns.
+# The columns of README.md's table, with the arms of savings/.
 SUMMARY = {savings.GRPO: "`GRPOTrainer`", savings.PAPER: "as in the paper", savings.AUTO: "`DAPOTrainer`, nothing set"}
 
 
 def summary_table():
-    """Return README's table: accuracy after the same optimizer steps by task and trainer, and the tokens taken."""
+    """Return README.md's table: accuracy after the same optimizer steps by task and trainer, and the tokens taken."""
     counted = savings.counted_runs(savings.STUDY.read())
     rows = []
     for task in savings.TASKS:
@@ -280,19 +283,34 @@ def summary_table():
 
 
 def savings_table(title):
-    """One of the tables of savings/: tasks by arms."""
+    """Return one of the tables of savings/: a row per task, a column per arm."""
     return markdown(*savings.table(savings.STUDY.read(), title))
 
 
 def policies_table():
-    """What each framework's policy samples to fill a batch, and how often it leaves one short."""
-    columns = "policy", "groups generated per group trained", "over the least possible", "rounds", "batch left short"
+    """Return the table of what the policy of each framework samples to fill a batch, and how often it falls short."""
+    columns = (
+        "policy",
+        "groups generated per group trained",
+        "compared with 1 / acceptance rate",
+        "rounds",
+        "short batches",
+    )
     measured = rows_of_results("512 prompts, acceptance 0.33")
-    return markdown(columns, [[*row, "" if short == "0.0%" else short.replace("%", " %")] for *row, short in measured])
+    return markdown(
+        columns,
+        [
+            [policy.replace("ours", "this package"), generated, f"{ratio}x", rounds, "" if short == "0.0%" else short]
+            for policy, generated, ratio, rounds, short in measured
+        ],
+    )
 
 
 def rollout_seconds_table():
-    """What each setting saves of whole groups with discard, in completions and in seconds, by engine and batch."""
+    """
+    Return the table of what each setting saves compared with whole groups and discarded surplus: completions and
+    seconds, by engine and batch.
+    """
     rates, settings = ("10%", "35%", "65%"), ("carry", "screen", "memory", "both")
     rows = []
     for batch in (32, 512):
@@ -300,7 +318,7 @@ def rollout_seconds_table():
         for engine, accepted, _, _, *cells in rows_of_results(f"{batch} prompts x 16: saving"):
             savings[engine, accepted] = [[float(value) for value in cell.split(" / ")] for cell in cells]
         engines = list(dict.fromkeys(engine for engine, _ in savings))
-        # An engine that schedules samples the same completions whatever its slots.
+        # The number of completions does not depend on an engine's slots, so it is read off the last engine.
         shown = [("completions", engines[-1], 1), *((f"seconds, {engine}", engine, 0) for engine in engines)]
         for name, engine, which in shown:
             by_setting = zip(*(savings[engine, rate] for rate in rates), strict=True)
@@ -310,48 +328,52 @@ def rollout_seconds_table():
 
 
 def overlap_table():
-    """Seconds of a rollout where sampling takes r times an update."""
-    columns = "r", "in turns", "ahead", "longer of the two", "times as fast"
-    return markdown(columns, rows_of_results("Seconds of a rollout, medians of 5"))
+    """Return the table of the seconds of a rollout if sampling takes r times as long as an update."""
+    columns = "r", "taking turns", "one ahead", "longer of sampling and update", "speedup"
+    rows = rows_of_results("Seconds of a rollout, medians of 5")
+    return markdown(columns, [[*seconds, f"{speedup}x"] for *seconds, speedup in rows])
 
 
 def steps(ladder):
-    """What each rung has over the one before, seed by seed; the last is all of them over GRPO with as many tokens."""
+    """
+    Return the gain of each rung over the one before, seed by seed, and at last the gain of all techniques over GRPO
+    with as many tokens.
+    """
     (_, *rungs, control), above = ladder, list(ladder)
     pairs = {rung.removeprefix("+ "): (rung, above[i]) for i, rung in enumerate(rungs)}
-    pairs["all of them, over GRPO with as many tokens"] = rungs[-1], control
+    pairs["all techniques, compared with GRPO with as many tokens"] = rungs[-1], control
     return {name: differences(ladder[rung], ladder[other]) for name, (rung, other) in pairs.items()}
 
 
 def differences(mine, others):
-    """In points of accuracy, seed by seed."""
+    """Return differences in points of accuracy, seed by seed."""
     return [100 * a["accuracy"] - 100 * b["accuracy"] for a, b in zip(mine, others, strict=True)]
 
 
 def ladder_table():
-    """What each technique added."""
+    """Return the table of what each technique added."""
     found = [steps(ladder) for ladder in ladders()]
-    title = "accuracy on the paper's ladder: points over the rung above, ± 95 %"
+    title = "gain in accuracy over the rung above, in points ± 95% interval"
     rows = [[name, *("{:+.1f} ± {:.1f}".format(*interval(steps[name])) for steps in found)] for name in found[0]]
-    return markdown([title, "0.8 million parameters", "5 million"], rows)
+    return markdown([title, "0.8 million parameters", "5 million parameters"], rows)
 
 
 def rungs_table():
-    """What the smaller model's runs came to, rung by rung."""
+    """Return the table of what the runs of the smaller model reached, rung by rung."""
     above, rows = None, []
     for rung, runs in ladders()[0].items():
-        gain = "{:+.1f} % ± {:.1f} %".format(*interval(differences(runs, above))) if above else ""
+        gain = "{:+.1f} ± {:.1f} points".format(*interval(differences(runs, above))) if above else ""
         mean = {name: statistics.mean(run[name] for run in runs) for name in runs[0]}
-        cells = f"{100 * mean['truncated']:.1f} %", f"{mean['length']:.1f}", f"{mean['entropy']:.2f}"
-        accuracy = "{:.1f} % ± {:.1f} %".format(*interval([100 * run["accuracy"] for run in runs]))
+        cells = f"{100 * mean['truncated']:.1f}%", f"{mean['length']:.1f}", f"{mean['entropy']:.2f}"
+        accuracy = "{:.1f}% ± {:.1f}%".format(*interval([100 * run["accuracy"] for run in runs]))
         rows.append([rung, accuracy, gain, *cells, f"{mean['tokens']:,.0f}"])
         above = runs
-    columns = "rung", "accuracy", "over the row above", "cut off", "length", "entropy", "tokens generated"
+    columns = "rung", "accuracy", "gain over the row above", "cut off", "length", "entropy", "generated tokens"
     return markdown(columns, rows)
 
 
 def quickstart_table():
-    """What the quickstart came to over its seeds: accuracy, and what both trainers took."""
+    """Return the table of the quickstart over its seeds: accuracy, and what both trainers took."""
     runs = [{name: float(text) for name, text in row.items()} for row in read_rows(HERE / "quickstart_seeds.csv")]
 
     def spread(name, form):
@@ -391,7 +413,7 @@ TABLES = {
 
 
 def filled_in(page):
-    """A page with its tables as they are now."""
+    """Return a page with its tables written anew."""
     for name, table in TABLES.items():
         page = fill_block(
             page, f"<!-- {name}: python -m benchmarks --from-kept -->", f"<!-- end of {name} -->", table()

@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What the quickstart comes to, and its time, over five seeds: the command's own and the four that follow it.
+Accuracy, cost and time of the quickstart over five seeds: the command's own seed and the next four.
 
     python -m benchmarks quickstart_seeds    # two seeds at once, a quarter of an hour
 
@@ -30,7 +30,7 @@ CSV = Path(__file__).with_suffix(".csv")
 
 
 def run(seed, folder):
-    """Runs one quickstart in the folder; returns its row."""
+    """Run one quickstart in the folder; return its row."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "trl_dapo.cli", "quickstart", "--seed", str(seed), "--output_dir", str(folder)]
     threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

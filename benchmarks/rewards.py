@@ -1,12 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Completions scored a second by TRL's `accuracy_reward` and by `math_verify_reward`.
+Completions per second that TRL's `accuracy_reward` and `math_verify_reward` score.
 
     python -m benchmarks rewards --data dapo_math_17k.parquet    # a dataset with integer answers
 
-Both score the same completions, made from the problems of DAPO-Math-17k: right, wrong and malformed, in groups of one
-problem as in training. Each pass takes new problems, so that no gold answer is known from the pass before.
+Both score the same completions, made from the problems of DAPO-Math-17k: correct, incorrect and malformed, in groups
+of one problem as in training. Each pass takes new problems, so that no gold answer is known from the previous pass.
 """
 
 import random
@@ -19,7 +19,7 @@ from trl_dapo.data import load_math_dataset
 from trl_dapo.rewards import MathVerifyReward
 
 
-# The share of each way to end a completion; {gold} is the gold answer, {wrong} another number.
+# The share of each way to end a completion. {gold} is the gold answer, {wrong} another number.
 ENDINGS = {
     "So the answer is $\\boxed{{{gold}}}$.": 0.35,
     "Answer: ${gold}$": 0.05,
@@ -33,7 +33,7 @@ ENDINGS = {
 
 
 def make_completions(problems, num_completions, num_generations, seed):
-    """Groups of completions that talk about their problem for a while, and their gold answers."""
+    """Return groups of completions that talk about their problem for a while, and their gold answers."""
     rng = random.Random(seed)
     texts, golds = [], []
     while len(texts) < num_completions:
@@ -72,7 +72,7 @@ def compare_speed(data, num_passes, num_completions, num_generations, reward):
         num_verdicts += sum(verdict is not None for verdict in theirs)
         num_same += sum(a == b for a, b in zip(theirs, ours, strict=True) if a is not None)
         latest = ", ".join(f"{name} {rates[-1]:,.0f}/s" for name, rates in per_second.items())
-        print(f"pass {i + 1}: {latest}; {sum(theirs):.0f} of {len(texts)} right", flush=True)
+        print(f"pass {i + 1}: {latest}; {sum(theirs):.0f} of {len(texts)} correct", flush=True)
     medians = {name: statistics.median(rates) for name, rates in per_second.items()}
     times = medians["math_verify_reward"] / medians["accuracy_reward"]
     print(f"median: {', '.join(f'{name} {rate:,.0f}/s' for name, rate in medians.items())}: {times:.2f} times as fast")
@@ -82,6 +82,6 @@ def compare_speed(data, num_passes, num_completions, num_generations, reward):
 def main(data="dapo_math_17k.parquet", num_completions=2_000, num_generations=8, num_passes=3, num_workers=2):
     reward = MathVerifyReward(num_workers=num_workers)
     _, seconds = timed(reward, ["\\boxed{1}"] * num_workers, [str(i) for i in range(num_workers)])
-    print(f"{num_completions:,} completions a pass, {num_workers} workers, first verdict after {seconds:.2f} s")
+    print(f"{num_completions:,} completions per pass, {num_workers} workers, first verdict after {seconds:.2f} s")
     compare_speed(data, num_passes, num_completions, num_generations, reward)
     reward.close()

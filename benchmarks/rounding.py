@@ -1,13 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What is lost where weights are kept in bfloat16: a step of AdamW is smaller than half of what two neighbours differ by.
+Loss from keeping weights in bfloat16: a step of AdamW is smaller than half the distance between two neighbors.
 
     trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks rounding --model smollm2        # ten minutes
 
-The recipe smollm2_135m_cpu trains all weights for a few rollouts of one optimizer step each, in float32 and bfloat16,
-from weights that bfloat16 holds exactly. How far all have moved is the length of the difference, over float32's.
+The recipe smollm2_135m_cpu trains all weights for a few rollouts of one optimizer step each, in float32 and in
+bfloat16, from weights that bfloat16 represents exactly. The distance that all weights have moved is the length of
+their difference, divided by that in float32.
 """
 
 import tempfile
@@ -31,13 +32,13 @@ def weights_of(model):
 
 
 def moved(before, after):
-    """The share of the weights that are others, and the length of the difference."""
+    """Return the share of the weights that have changed, and the length of the difference."""
     change = after - before
     return (change != 0).float().mean().item(), change.norm().item()
 
 
 def train(model, dtype, rate, num_rollouts):
-    """The weights after a few rollouts."""
+    """Return the weights after a few rollouts."""
     never = {"use_peft": False, "eval_strategy": "no", "eval_on_start": False, "save_strategy": "no"}
     settings = {"dtype": dtype, "learning_rate": rate, "max_steps": num_rollouts, **never}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What a dynamic-sampling policy costs: generated groups per trained group, rounds, shortfalls.
+Cost of dynamic-sampling policies: generated groups per trained group, rounds, and short batches.
 
     python -m benchmarks sampling_policies    # minutes
 
-Every policy runs on the same seeded traces: a dataset of prompts whose pass rates are spread so widely on the log-odds
-scale that groups are accepted at a given rate. Ours is the `Sampler` that the trainer drives, on groups without rows;
-the others are modelled after what their code does. No model runs: it is arithmetic on one core.
+Every policy runs on the same seeded traces: datasets of prompts whose pass rates are spread so widely on the log-odds
+scale that groups are accepted at a given rate. This package's policy is the `Sampler` that the trainer uses, on groups
+without rows. The other policies are modelled on what their code does. No model runs: it is arithmetic on one core.
 """
 
 import itertools
@@ -38,12 +38,12 @@ NUM_PROMPTS, NUM_GENERATIONS = 17_000, 16
 
 
 class Trace:
-    """The pass rates of prompts, and how many groups must be generated for one that trains: 1 / acceptance."""
+    """The pass rates of prompts, and how many groups must be generated per trained group: 1 / acceptance."""
 
     def __init__(self, acceptance, num_prompts=NUM_PROMPTS, num_generations=NUM_GENERATIONS, seed=0):
         self.num_prompts, self.num_generations, self.seed = num_prompts, num_generations, seed
         normal_N = np.random.default_rng(seed).standard_normal(num_prompts)
-        # The wider the pass rates are spread on the log-odds scale, the more prompts are hopeless or solved.
+        # The wider the pass rates are spread on the log-odds scale, the more prompts are never or always solved.
         low, high = 0.0, 1000.0
         while high - low > 1e-6:
             width = (low + high) / 2
@@ -53,37 +53,37 @@ class Trace:
 
 
 class World:
-    """Answers prompts as the policy of a trace would."""
+    """The answers of a policy to the prompts of a trace."""
 
     def __init__(self, trace):
         self.trace, self.step = trace, 0
         self._rng = np.random.default_rng([trace.seed, 1])
 
     def correct(self, prompts, nums=None):
-        """Correct completions of each prompt's group, or of so many of each."""
+        """Return the number of correct completions of each prompt's group, or of `nums` completions of each prompt."""
         nums = self.trace.num_generations if nums is None else nums
         return self._rng.binomial(nums, self.trace.rate_N[prompts])
 
     def accepted(self, prompts):
-        """Whether each prompt's group has spread."""
+        """Return whether the rewards of each prompt's group differ."""
         correct = self.correct(prompts)
         return (correct > 0) & (correct < self.trace.num_generations)
 
 
 class Step(NamedTuple):
-    """What one optimizer step cost."""
+    """The cost of one optimizer step."""
 
     num_generated: int
     num_trained: int
     num_rounds: int
-    num_distinct: int | None = None  # prompts of a batch that was filled up, where they may come again
+    num_distinct: int | None = None  # different prompts of a full batch, if prompts may come again
 
 
-# ---- Policies: each plays on a world for a batch of so many groups, step after step ----
+# ---- Policies: each yields steps that fill a batch of `target` groups in a world ----
 
 
 class Shuffled:
-    """The peers' prompt order: one permutation after another."""
+    """The order of prompts in the other frameworks: one permutation after another."""
 
     def __init__(self, trace):
         self._rng = np.random.default_rng([trace.seed, 2])
@@ -101,8 +101,9 @@ class Shuffled:
 
 def fixed_rounds(world, target, multiplier, max_rounds=10, forgets_at_pass_end=False):
     """
-    verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, then cut to it. Both end the run where
-    the rounds are used up (NeMo RL one later than its setting says); here the step is counted with what it has.
+    verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, which is then cut to its size. Both end
+    the run if the rounds are used up (NeMo RL one later than its setting says). Here the step is counted with what it
+    has.
     """
     prompts, size = Shuffled(world.trace), int(multiplier * target)
     while True:
@@ -118,20 +119,21 @@ def fixed_rounds(world, target, multiplier, max_rounds=10, forgets_at_pass_end=F
 
 def swift(world, target, num_resamples=3, steps_per_generation=16):
     """
-    ms-swift 4.6.0, `_dynamic_sampling` of its GRPO trainer with its default of `max_resample_times=3`: a batch, then
-    batches from a second data loader until enough of their groups have spread. The last one is generated but never
-    looked at; where there are still too few, the first batch trains unfiltered and what was found is thrown away.
+    ms-swift 4.6.0, `_dynamic_sampling` of its GRPO trainer with its default of `max_resample_times=3`: a batch, and
+    then batches from a second data loader until enough groups have rewards that differ. The last batch is generated
+    but never used. If there are still too few groups, the first batch trains unfiltered, and the groups that were
+    found are thrown away.
 
-    Both loaders are over TRL's `RepeatSampler`, which gives every batch as often as its completions are trained on.
-    The training loop takes one batch a step, so each rollout has new prompts; but the resampling takes one a round, so
-    it is given the same prompts again, in this rollout and in the next ones, and a full batch may hold several groups
-    of one prompt. 16 is the paper's number of optimizer steps a rollout.
+    Both loaders use TRL's `RepeatSampler`, which gives every batch as often as its completions are trained on. The
+    training loop takes one batch per step, so each rollout has new prompts. But resampling takes one batch per round,
+    so it gets the same prompts again, in this rollout and in the next ones, and a full batch may hold several groups
+    of one prompt. 16 is the paper's number of optimizer steps per rollout.
 
-    peers/ms_swift/study.py holds this model to ms-swift itself.
+    peers/ms_swift/study.py compares this model with ms-swift itself.
     """
 
     def loader(**options):
-        """The batches of a data loader, pass after pass; what is left over at the end of a pass is dropped."""
+        """Yield the batches of a data loader, pass after pass. What is left over at the end of a pass is dropped."""
         sampler = RepeatSampler(range(world.trace.num_prompts), 1, batch_size=target, **options)
         prompts = itertools.chain.from_iterable(itertools.repeat(sampler))
         while True:
@@ -154,7 +156,10 @@ def swift(world, target, num_resamples=3, steps_per_generation=16):
 
 
 def replace(world, target, min_ratio=0.3, max_rounds=30):
-    """SkyRL's replace: copies of the accepted groups fill the batch if enough were, else all over again."""
+    """
+    SkyRL's replace: copies of the accepted groups fill the batch if enough groups were accepted. Otherwise everything
+    is sampled again.
+    """
     prompts = Shuffled(world.trace)
     while True:
         num_accepted = num_rounds = 0
@@ -165,7 +170,10 @@ def replace(world, target, min_ratio=0.3, max_rounds=30):
 
 
 def waves(world, target):
-    """slime: groups are looked at as they finish; a wave more whenever accepted and running ones are too few."""
+    """
+    slime: groups are checked as they finish, and a further wave starts whenever accepted and running groups are too
+    few.
+    """
     prompts = Shuffled(world.trace)
     while True:
         num_started = num_finished = num_accepted = 0
@@ -180,7 +188,10 @@ def waves(world, target):
 
 
 def greso(world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
-    """GRESO (arXiv 2506.02177): skips by zero-variance groups in a row, sizes rounds by the recent share of them."""
+    """
+    GRESO (arXiv 2506.02177): skips prompts by their number of zero-variance groups in a row, and sizes rounds by the
+    recent share of such groups.
+    """
     trace, prompts, rng = world.trace, Shuffled(world.trace), np.random.default_rng([world.trace.seed, 3])
     targets = {"easy": target_zero_variance / 3, "hard": target_zero_variance * 2 / 3}
     explore, zero_share = {"easy": 0.5, "hard": 0.5}, 0.0
@@ -219,7 +230,7 @@ def greso(world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
 
 
 class Ours:
-    """The package's `Sampler`, fed with groups that have rewards but no rows."""
+    """The package's `Sampler` with groups that have rewards but no rows."""
 
     def __init__(self, world, target, carries=False, memory=None, screen=None, **settings):
         trace, self._world = world.trace, world
@@ -235,7 +246,7 @@ class Ours:
             num_generations=trace.num_generations,
             carries=carries,
             policies=policies,
-            # No limit: every batch is full, as those of the published figures are.
+            # No limit, so that every batch is full, as in the published figures.
             **{"max_gen_batches": 0.0, **settings},
         )
 
@@ -259,7 +270,7 @@ class Ours:
 
 
 def receive(requests, rewards_BF, lengths_B=None, truncated_B=None):
-    """The round of these requests, whose completions have joined their groups without rows."""
+    """Return the round of these requests. Their completions have joined their groups, without rows."""
     blank_B = torch.zeros(len(rewards_BF), dtype=torch.long)
     lengths = (blank_B if lengths_B is None else lengths_B).tolist()
     truncated = (blank_B.bool() if truncated_B is None else truncated_B).tolist()
@@ -277,7 +288,7 @@ def receive(requests, rewards_BF, lengths_B=None, truncated_B=None):
 
 
 def decide(round_, step=0):
-    """The groups of a round by their size, with the reason to drop each, as the trainer decides."""
+    """Return the groups of a round by their size, with the reason to drop each, as the trainer decides."""
     by_size = {}
     for request in round_.requests:
         num_known = request.group.num_received - request.num_completions
@@ -309,7 +320,7 @@ POLICIES = {
 
 
 class Run(NamedTuple):
-    """What a run of a policy cost."""
+    """The cost of a run of a policy."""
 
     per_trained: float
     over_least: float
@@ -319,7 +330,7 @@ class Run(NamedTuple):
 
 
 def run(policy, trace, target, num_steps):
-    """Plays a policy on a trace."""
+    """Run a policy on a trace."""
     world, steps = World(trace), []
     play = policy(world, target)
     for world.step in range(num_steps):
@@ -331,7 +342,7 @@ def run(policy, trace, target, num_steps):
 
 
 def compare(target, num_steps):
-    """One table per trace, every policy a row; returns the results by policy and acceptance."""
+    """Print one table per trace, with a row per policy; return the results by policy and acceptance."""
     results, columns = {}, ("policy", "generated / trained", "over the least", "rounds / step", "shortfall")
     for acceptance in (0.55, 0.33, 0.1):
         trace, rows = Trace(acceptance), []
@@ -345,7 +356,7 @@ def compare(target, num_steps):
 
 
 def tell_repetitions(sizes):
-    """How many prompts ms-swift's full batches hold, which the tables do not show."""
+    """Print how many prompts ms-swift's full batches hold, which the tables do not show."""
     for (target, results), acceptance in itertools.product(sizes.items(), (0.55, 0.33)):
         num_distinct = results["ms-swift", acceptance].num_distinct
         say(

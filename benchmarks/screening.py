@@ -1,10 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What carry, memory and screening cost together, also in the first pass, and what trains of hard prompts.
+Cost of carry, memory and the screen together, also in the first pass, and how often hard prompts train.
 
-The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on groups without rows, and asks for a few
-completions of a prompt first. Figures are means over draws of the prompts and of their answers.
+The `Sampler` that the trainer uses samples prompts with constant pass rates, on groups without rows, and requests a
+few completions of a prompt first. Figures are means over draws of the prompts and of their completions.
 
     python -m benchmarks screening    # minutes
 """
@@ -44,7 +44,7 @@ NUM_DRAWS, NUM_JUDGED = 3, 10  # of a table, and of what is promised
 
 
 def play(rate_N, screen, target, num_rollouts, seed=0, num_generations=NUM_GENERATIONS, **mode):
-    """Plays rollouts; yields each with what it cost, and the policy."""
+    """Simulate rollouts; yield the cost of each, and the policy."""
     world = World(SimpleNamespace(num_prompts=len(rate_N), num_generations=num_generations, seed=seed, rate_N=rate_N))
     policy = Ours(world, target, screen=screen, **mode)
     for world.step in range(num_rollouts):
@@ -52,12 +52,14 @@ def play(rate_N, screen, target, num_rollouts, seed=0, num_generations=NUM_GENER
 
 
 def price_of(steps):
-    """Groups generated for one that trains."""
+    """Return the number of generated groups per trained group."""
     return sum(step.num_generated for step in steps) / sum(step.num_trained for step in steps)
 
 
 def compare_sizes(seed, target=32, num_rollouts=93):
-    """Prints what the screen with carry and memory costs by group size; returns the dearest trace of 16."""
+    """
+    Print what the screen with carry and memory costs by group size; return the most expensive trace with groups of 16.
+    """
     rows, dearest = [], 0.0
     for name, make in TRACES.items():
         found = {NUM_GENERATIONS: [], NUM_GENERATIONS // 2: []}
@@ -67,13 +69,18 @@ def compare_sizes(seed, target=32, num_rollouts=93):
             found[size].append(price_of([step for step, _ in play(rate_N, "on", target, num_rollouts, draw, **how)]))
         rows.append([name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found.values())])
         dearest = max(dearest, np.mean(found[NUM_GENERATIONS]).item())
-    title = f"carry, memory, screen: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
+    title = (
+        f"carry, memory, screen: generated / trained by completions per group, mean and highest of {NUM_JUDGED} draws"
+    )
     print_table(title, ("pass rates", *map(str, found)), rows, left=3)
     return dearest
 
 
 def compare_rare(num_draws=2, num_rollouts=250, target=32):
-    """Prints what trains of prompts that are hardly ever solved, or hardly ever missed, among those of one half."""
+    """
+    Print how often prompts train that are hardly ever or nearly always solved, among prompts that are solved half of
+    the time.
+    """
     rate_N = np.repeat([0.0, 0.03, 0.97, 0.5], [300, 100, 100, 500])
     title = f"300 hopeless prompts, 100 of 3 in 100, 100 of 97 in 100, 500 of one half; {num_rollouts} rollouts"
     columns = "", "trained: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained"
@@ -96,7 +103,7 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
 
 
 def evaluated(rate_N, k, seed, num_generations):
-    """A memory that begins with an evaluation of k completions of each prompt; none of it for 0."""
+    """Return a memory that begins with an evaluation of k completions of each prompt; with k = 0, an empty one."""
     memory = PromptMemory(seed=seed, num_generations=num_generations)
     for i, num_correct in enumerate(np.random.default_rng([seed, 3]).binomial(k, rate_N)):
         memory.update(prompt_name({"id": i}), num_correct.item(), k, step=0)
@@ -105,7 +112,7 @@ def evaluated(rate_N, k, seed, num_generations):
 
 
 def compare_first_pass(seed, target=32):
-    """Prints what the first pass costs with and without an evaluation before it."""
+    """Print what the first pass costs with and without an evaluation before it."""
     title = "first pass, carry, memory, screen: generated / trained, by completions of each prompt evaluated before"
     rows = []
     for name, make in TRACES.items():

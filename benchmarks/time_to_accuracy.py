@@ -6,15 +6,15 @@ Generated tokens and seconds until a small model reaches an accuracy on held-out
     python -m benchmarks time_to_accuracy    # about 25 minutes on two cores
 
 All methods start from one checkpoint, the quickstart's model after its warm-up on faulty sums, and differ in what
-`ARMS` says. A run ends at the target, the checkpoint's accuracy plus the task's gain, or after `--max-seconds`; one
-that never gets there counts as slower than every other. A task's learning rate is the one of 3e-5, 1e-4 and 3e-4 at
-which GRPO got furthest with seed 0 (`--learning-rate` tries another).
+`ARMS` says. A run ends at the target, which is the checkpoint's accuracy plus the task's gain, or after
+`--max-seconds`. A run that never reaches the target counts as slower than every other. The learning rate of a task is
+the one of 3e-5, 1e-4 and 3e-4 at which GRPO reached most with seed 0 (`--learning-rate` sets another).
 
 "Full batch again" samples as many prompts in each round as the batch holds and discards surplus, as SkyRL and ms-swift
-do. "Server" is a stand-in for vLLM's, whose CPU seconds count too. Accuracy is the probability that a completion is
-right, read off the logits over every third held-out problem after every rollout: it has no sampling noise, and costs
-neither time nor tokens. Seconds are CPU seconds of one thread. With n seeds, the lowest and the highest value enclose
-the median with a confidence of 1 - 2^(1 - n): 94 % with 5.
+do. "Server" is a stand-in for vLLM's server, whose CPU seconds count too. Accuracy is the probability that a
+completion is correct, computed from the logits on every third held-out problem after every rollout. It has no sampling
+noise, and measuring it costs neither time nor tokens. Seconds are CPU seconds of one thread. With n seeds, the lowest
+and the highest value enclose the median with a confidence of 1 - 2^(1 - n): 94% with 5 seeds.
 """
 
 import json
@@ -40,7 +40,7 @@ from .frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 
 CHECKPOINT_SEED = 42
 DATASET_SIZE = 1024
-NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
+NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # of a rollout: prompts, completions per prompt, optimizer steps
 NUM_WARM_UP_STEPS, MAX_SECONDS, MAX_LENGTH = 250, 75.0, 8
 
 
@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "quickstart": Task([family.share for family in FAMILIES], gain=0.10, learning_rate=1e-4),
-    # The others are products, which the model never gets right, and sums of digits, which it gets right nearly always.
+    # The others are products, which the model never solves, and sums of digits, which it solves nearly always.
     "one in ten": Task([0.05, 0.03, 0.07, 0.85], gain=0.05, learning_rate=3e-5),
 }
 
@@ -86,7 +86,7 @@ def settings_of(arm, learning_rate):
 
 
 def held_out(problems):
-    """Few enough to be asked after every rollout; of every family its share."""
+    """Return the held-out problems for probes: few enough for every rollout, with the share of every family."""
     return [f"{problem.text}={problem.answer}" for problem in problems.held_out[::3]]
 
 
@@ -96,7 +96,7 @@ def prompts(problems, shares, seed):
 
 
 def draw_prompts(problems, shares, seed, num, solution):
-    """Training prompts without repetition, in random order; a family is drawn as often as its share says."""
+    """Return training prompts without repetition, in random order, with the share of every family."""
     draw = random.Random(seed)
     chosen = []
     for name, share in shares.items():
@@ -115,13 +115,13 @@ def draw_prompts(problems, shares, seed, num, solution):
 
 
 def train_on(job, checkpoint, folder, arm, **options):
-    """Trains until the target or a limit; returns the curve, and the log's entries of rollouts."""
+    """Train until the target or a limit; return the curve, and the log entries of the rollouts."""
     problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
     asked, dataset = held_out(problems), prompts(problems, TASKS[job.task].shares, job.seed)
-    with server(Model, path=str(checkpoint), seed=job.seed) as engines:  # for arms that ask one
+    with server(Model, path=str(checkpoint), seed=job.seed) as engines:  # for arms that use a server
         _, curve, log = trainers.train(
             *(job, arm, load(checkpoint), folder, exact_answer_reward, dataset, tokenizer),
-            look=lambda model: {"accuracy": accuracy(model, tokenizer, asked)},
+            probe_model=lambda model: {"accuracy": accuracy(model, tokenizer, asked)},
             server_seconds=lambda: sum(engine.cpu_seconds() for engine in engines),
             **options,
         )
@@ -129,7 +129,7 @@ def train_on(job, checkpoint, folder, arm, **options):
 
 
 def train(job, checkpoint, folder, arm):
-    """The curve and the mean acceptance rate of [`train_on`]."""
+    """Return the curve and the mean acceptance rate of [`train_on`]."""
     curve, log = train_on(job, checkpoint, folder, arm)
     return {"curve": curve, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
 
@@ -139,7 +139,7 @@ def run(job, checkpoint, folder):
 
 
 def make_checkpoint(folder, num_steps=NUM_WARM_UP_STEPS):
-    """The quickstart's model after its warm-up; returns its accuracy. Kept for the next time."""
+    """Return the quickstart's model after its warm-up, and its accuracy. The model is kept for the next call."""
     path = folder / f"checkpoint-{num_steps}-{fingerprint(make_checkpoint)[:8]}"
     if not path.exists():
         quiet()
@@ -158,7 +158,7 @@ def make_checkpoint(folder, num_steps=NUM_WARM_UP_STEPS):
 
 
 def report(results, seeds, targets, arms):
-    """A table a task."""
+    """Print a table per task."""
     columns = "method", "reached", "generated tokens", "seconds", "acceptance"
     for task, target in targets.items():
         rows = []
@@ -186,8 +186,8 @@ def main(
     targets = {name: start + TASKS[name].gain for name in task}
     rates = {name: learning_rate or TASKS[name].learning_rate for name in task}
     say(
-        f"{NUM_PROMPTS} prompts x {NUM_GENERATIONS} completions and {NUM_STEPS} optimizer steps a rollout. "
-        f"The checkpoint has {start:.1%} held out; a run is given up after {max_seconds:g} CPU seconds."
+        f"{NUM_PROMPTS} prompts x {NUM_GENERATIONS} completions and {NUM_STEPS} optimizer steps per rollout. "
+        f"The checkpoint has an accuracy of {start:.1%}. A run is stopped after {max_seconds:g} CPU seconds."
     )
     for name in task:
         shares = zip((family.name for family in FAMILIES), TASKS[name].shares, strict=True)

@@ -1,16 +1,17 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scripted rollouts.
+The update phase of `DAPOTrainer` compared with that of `GRPOTrainer`, on the same scripted rollouts.
 
     python -m benchmarks update_phase    # a few minutes on two cores
     CUDA_VISIBLE_DEVICES="" accelerate launch --config_file recipes/accelerate/fsdp2.yaml --mixed_precision no \
         --num_processes 2 -m benchmarks update_phase
 
-In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. In two, which FSDP2
-shards over the CPU: `DAPOTrainer` alone. The trainers take turns, a rollout of one optimizer step of rate 0 each;
-times are medians. Runs on the GPU if there is one. Lengths of the long-tailed rollout are 64 quantiles of a lognormal
-(sigma 0.8) of mean 275, cut off at 1,024; prompts have 16 to 32 tokens.
+In one process, micro-batches have 8 rows, one row, or a token budget of twice the longest row. In two processes with
+FSDP2 on the CPU, only `DAPOTrainer` runs. The trainers take turns, each with a rollout of one optimizer step at a
+learning rate of 0. Times are medians. The benchmark runs on the GPU if there is one. The lengths of the long-tailed
+rollout are 64 quantiles of a lognormal distribution (sigma 0.8) with mean 275, cut off at 1,024. Prompts have 16 to 32
+tokens.
 """
 
 import ctypes
@@ -43,7 +44,7 @@ from .frame.trainers import Arm, make_trainer
 NUM_ROWS = 64
 VOCAB_SIZE = 512
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-# Trains on what is given, in one optimizer step of rate 0, so that every turn is alike.
+# One optimizer step at a learning rate of 0, so that all turns are alike.
 ALIKE = {
     "max_steps": 1,
     "learning_rate": 0.0,
@@ -54,7 +55,10 @@ ALIKE = {
 
 
 def step_of(num_rows, num_microbatches):
-    """Settings of a rollout of one optimizer step: so many micro-batches, on the GPU if there is one."""
+    """
+    Return the settings of a rollout with one optimizer step of `num_microbatches` micro-batches, on the GPU if there
+    is one.
+    """
     return {
         "per_device_train_batch_size": num_rows,
         "gradient_accumulation_steps": num_microbatches,
@@ -64,7 +68,9 @@ def step_of(num_rows, num_microbatches):
 
 
 def long_tailed_lengths(average=275, longest=1024, sigma=0.8):
-    """Quantiles of a lognormal, its scale such that they average `average` after the cut at `longest`."""
+    """
+    Return quantiles of a lognormal distribution, scaled so that their mean is `average` after the cut at `longest`.
+    """
 
     def lengths(scale):
         quantiles = (NormalDist().inv_cdf((i + 0.5) / NUM_ROWS) for i in range(NUM_ROWS))
@@ -78,7 +84,7 @@ def long_tailed_lengths(average=275, longest=1024, sigma=0.8):
 
 
 def make_rollout(completion_lengths, prompt_lengths, device):
-    """A rollout as `GRPOTrainer` builds it, rows in random order."""
+    """Return a rollout as `GRPOTrainer` builds it, with rows in random order."""
     rows = list(zip(prompt_lengths, completion_lengths, strict=True))
     random.Random(0).shuffle(rows)
     longest_prompt, longest_completion = map(max, zip(*rows, strict=True))
@@ -111,13 +117,13 @@ def reset_peak_memory():
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
-    ctypes.CDLL(None).malloc_trim(0)  # else what the last turn freed would count as this turn's start
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise memory that the last turn freed would count as the start of this turn
     Path("/proc/self/clear_refs").write_text("5")
     reset_peak_memory.start = resident_memory("VmRSS")
 
 
 def peak_memory():
-    """Bytes above the start of the turn."""
+    """Return the bytes above those at the start of the turn."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resident_memory("VmHWM") - reset_peak_memory.start
@@ -131,7 +137,7 @@ def resident_memory(field):
 
 
 class Turns:
-    """Trains in turns that are alike; adds up the seconds of training steps."""
+    """A trainer whose turns are all alike. It adds up the seconds of training steps."""
 
     def __init__(self, scripted, **kwargs):
         self.scripted = scripted
@@ -148,16 +154,16 @@ class Turns:
         return output
 
     def turn(self):
-        """One rollout: what it cost."""
+        """Train on one rollout; return what it cost."""
         self.seconds = self.cpu_seconds = 0.0
-        torch.manual_seed(0)  # the same draw assigns the rows to optimizer steps
+        torch.manual_seed(0)  # so that the same random numbers assign the rows to optimizer steps
         reset_peak_memory()
         self.train()
         return {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "peak_memory": peak_memory()}
 
 
 def take_turns(trainers, repeats):
-    """Medians of what a turn of each costs; the first one warms up."""
+    """Return medians of what a turn of each trainer costs. The first turn warms up."""
     turns = [[trainer.turn() for trainer in trainers] for _ in range(repeats + 1)][1:]
     return [{name: median(turn[name] for turn in each) for name in each[0]} for each in zip(*turns, strict=True)]
 
@@ -166,7 +172,7 @@ def take_turns(trainers, repeats):
 
 
 class Scripted(Turns):
-    """Trains on the rollout that is given; counts passes and padded tokens."""
+    """A trainer on a given rollout that counts passes and padded tokens."""
 
     config_class = DAPOConfig
 
@@ -193,13 +199,16 @@ class TRLs(Scripted, GRPOTrainer):
 
 
 def trainer_of(way, lengths, hidden_size, output_dir):
-    """`way`: a class, rows of a micro-batch, a budget of tokens or `None`; `lengths`: of completions and prompts."""
+    """
+    Return a trainer. `way` is a class, rows per micro-batch, and a token budget or `None`; `lengths` are those of
+    completions and prompts.
+    """
     cls, num_rows, budget = way
     settings = ALIKE | step_of(num_rows, NUM_ROWS // (num_rows * WORLD_SIZE))
     settings |= {"max_tokens_per_microbatch": budget, "use_dynamic_sampling": False, "max_grad_norm": 0.0}
     rollout = make_rollout(*lengths, "cuda" if torch.cuda.is_available() else "cpu")
     if WORLD_SIZE > 1:
-        # accelerate shards over accelerators only, though nothing in FSDP2 keeps it from sharding over CPUs.
+        # accelerate shards over accelerators only, although FSDP2 can also shard over CPUs.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         rank = PartialState().process_index
         rollout = {name: it[rank::WORLD_SIZE].contiguous() if it.dim() else it for name, it in rollout.items()}
@@ -211,7 +220,7 @@ def trainer_of(way, lengths, hidden_size, output_dir):
 
 
 def rows_of(name, lengths, ways, repeats, hidden_size, output_dir):
-    """Several ways to train on one rollout; cells of the table each."""
+    """Train on one rollout in several ways; return the table cells of each."""
     trainers = [trainer_of(way, lengths, hidden_size, output_dir) for way in ways]
     costs, first = take_turns(trainers, repeats), trainers[0]
     for (cls, num_rows, budget), trainer, cost in zip(ways, trainers, costs, strict=True):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `configuration.md` from the docstring of `DAPOConfig`, which describes each field once.
+"""Write `configuration.md` from the docstring of `DAPOConfig`, which describes each field once.
 
 python docs/configuration.py
 """
@@ -15,24 +15,25 @@ PAGE = Path(__file__).with_suffix(".md")
 INTRO = """\
 # Configuration
 
-These are the fields that `DAPOConfig` adds to TRL's `GRPOConfig`, or says more of. Every field of `GRPOConfig` keeps
-its meaning, but that `loss_type="dapo"` divides by the tokens of each step. Three of their defaults differ:
-`epsilon_high` and the two of the correction for vLLM. A value that cannot be honoured is refused at the start, with
-the way out in the message. `trl-dapo train --help` lists all fields.
+On this page you can look up every field that `DAPOConfig` adds to TRL's `GRPOConfig`, and the fields of `GRPOConfig`
+whose description it extends. All fields of `GRPOConfig` keep their meaning, with one exception: `loss_type="dapo"`
+divides by the tokens of each optimizer step. Three defaults differ: `epsilon_high` and the two settings of the
+correction for vLLM. A value that cannot be used is refused at the start of a run, and the message says what to do
+instead. `trl-dapo train --help` lists all fields.
 
 <!-- Written by configuration.py from the docstring of DAPOConfig. -->"""
 
 
 def describe(doc: str) -> str:
     """
-    The page.
+    Return the page.
 
     Args:
         doc (`str`):
-            A docstring in TRL's format: fields under `Parameters:`, their groups as `> Heading`.
+            A docstring in TRL's format: fields under `Parameters:`, grouped by `> Heading`.
 
     Returns:
-        `str`: Markdown, with a table for each group.
+        `str`: Markdown with a table for each group.
     """
     lines, heading = [INTRO], None
     for name, entry in read_fields(doc).items():

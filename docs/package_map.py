@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the map of the package in `design.md` from the first lines of its files and folders.
+"""Write the map of the package in `design.md` from the first lines of its files and folders.
 
 python docs/package_map.py
 """
@@ -16,12 +16,12 @@ START, END = "<!-- package map: python docs/package_map.py -->", "<!-- end of pa
 
 
 def first_line(file: Path) -> str:
-    """The first line of a file's docstring, or nothing."""
+    """Return the first line of a file's docstring, or an empty string if it has none."""
     return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0].strip()
 
 
 def draw_map() -> str:
-    """The files and folders of the package, each with what it is for."""
+    """Return the list of files and folders of the package, each with its description."""
     folders = {f"{file.parent.name}/": first_line(file) for file in sorted(PACKAGE.glob("*/__init__.py"))}
     files = {file.name: first_line(file) for file in sorted(PACKAGE.glob("*.py")) if file.stem != "__init__"}
     lines = [f"  {name:<16} {what}".rstrip() for name, what in (folders | files).items()]
@@ -29,7 +29,7 @@ def draw_map() -> str:
 
 
 def fill_in(page: str) -> str:
-    """Return the page with the present map."""
+    """Return the page with the current map."""
     block = f"{START}\n\n{draw_map()}\n\n{END}"
     return re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The tables of `limits.md`: releases with which tests passed, and which vLLM can be installed with which torch.
+Write the tables of `limits.md`: the releases with which tests passed, and the torch that each vLLM requires.
 
-    python docs/versions.py test tests/update tests/trainer  # runs them; what passes becomes a line of versions.csv
-    python docs/versions.py resolve                          # asks uv's resolver, as CI does; nothing is installed
-    python docs/versions.py resolve --write                  # ... for each vLLM, and writes the table
+    python docs/versions.py test tests/update tests/trainer  # runs tests; if they pass, adds a line to versions.csv
+    python docs/versions.py resolve                          # runs uv's resolver, as CI does; installs nothing
+    python docs/versions.py resolve --write                  # the same for each vLLM release, and writes the table
 """
 
 import argparse
@@ -32,7 +32,7 @@ VLLMS = [f"0.{minor}.0" for minor in range(22, 34)]
 
 
 def test(paths: list[str]) -> int:
-    """Runs tests where this interpreter is, and notes what passed if nothing failed."""
+    """Run tests with this interpreter. If none fails, write the number that passed to `versions.csv` and the page."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         status = subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *paths]).returncode
@@ -68,18 +68,21 @@ def table_of_runs() -> str:
 
 
 def fill_in(page: str, name: str, table: str) -> str:
-    """Return the page with one of its tables updated."""
+    """Return the page with the current state of one of its tables."""
     start, end = f"<!-- {name}: python docs/versions.py -->", f"<!-- end of {name} -->"
     pattern = f"{re.escape(start)}.*?{re.escape(end)}"
     return re.sub(pattern, lambda _: f"{start}\n\n{table}\n\n{end}", page, flags=re.DOTALL)
 
 
-# ---- What a resolver finds ----
+# ---- Resolving requirements ----
 
 
 def resolve(python: str, constraint: str = "", project: Path = ROOT) -> dict[str, str]:
     """
-    Return what the extra `vllm` installs, including torch with CUDA: {name: release}. Raises the resolver's message.
+    Return the releases that the extra `vllm` installs, including torch with CUDA, by name.
+
+    Raises:
+        `ValueError`: If the requirements cannot be resolved, with the resolver's message.
     """
     options = ["--extra", "vllm", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     return compile_requirements(project / "pyproject.toml", *options, *(["-c", constraint] if constraint else []))
@@ -94,7 +97,10 @@ def compile_requirements(*arguments: str | Path, given: str | None = None) -> di
 
 
 def check(folder: Path, project: Path = ROOT) -> int:
-    """Resolve for every Python: without constraints, with constraints.txt, and with the oldest torch."""
+    """
+    Resolve for every Python: without constraints, with constraints.txt, and with the oldest torch. Return 1 on
+    failure.
+    """
     requirements = tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"]
     (trl,) = (requirement for requirement in requirements if requirement.startswith("trl"))
     newest = compile_requirements("--no-deps", "-", given=trl)["trl"]
@@ -103,20 +109,20 @@ def check(folder: Path, project: Path = ROOT) -> int:
     constraints = ("", project / "constraints.txt", folder / "oldest_torch.txt")
     with ThreadPoolExecutor(3) as pool:
         cases = [(python, str(constraint)) for python in PYTHONS for constraint in constraints]
-        problems = list(pool.map(lambda case: why_shut_out(*case, newest, project), cases))
+        problems = list(pool.map(lambda case: find_problem(*case, newest, project), cases))
     for (python, constraint), problem in zip(cases, problems, strict=True):
         print(f"Python {python}, {Path(constraint).name or 'no constraints'}: {problem or 'resolves'}")
     return int(any(problems))
 
 
-def why_shut_out(python: str, constraint: str, newest_trl: str, project: Path = ROOT) -> str | None:
-    """Return why vLLM does not fit a constraint: none can be installed, or only with an older TRL."""
+def find_problem(python: str, constraint: str, newest_trl: str, project: Path = ROOT) -> str | None:
+    """Return why vLLM cannot be installed with a constraint and the newest TRL, or `None` if it can."""
     try:
         found = resolve(python, constraint, project)
     except ValueError as error:
         return str(error)
     if found["trl"] != newest_trl:
-        return f"vLLM {found['vllm']} comes with TRL {found['trl']}, and {newest_trl} is the newest"
+        return f"vLLM {found['vllm']} requires TRL {found['trl']}, but the newest TRL is {newest_trl}"
     return None
 
 

@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Runs notebooks and stores them with their outputs, and with nothing that differs between two runs but the figures.
+Run notebooks and store them with their outputs. Only figures differ between two runs.
 
     python notebooks/execute.py                                # all
     python notebooks/execute.py notebooks/01_quickstart.ipynb
@@ -15,12 +15,12 @@ from nbclient import NotebookClient
 
 
 HERE = Path(__file__).parent
-TIMEOUT = 3600  # seconds a cell may take
+TIMEOUT = 3600  # seconds per cell
 
 
 def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """
-    Runs a notebook from its first cell to its last, in this folder, as Jupyter does.
+    Run a notebook from its first cell to its last in this folder, as Jupyter does.
 
     Args:
         notebook ([`~nbformat.NotebookNode`]):
@@ -35,7 +35,7 @@ def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT,
-        startup_timeout=TIMEOUT,  # for starting a kernel on a busy machine; by default a minute
+        startup_timeout=TIMEOUT,  # the default of a minute is too short on a busy machine
         record_timing=False,
         coalesce_streams=True,
         resources={"metadata": {"path": str(HERE)}},

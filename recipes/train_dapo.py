@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains by a recipe.
+"""Train with a recipe.
 
 accelerate launch recipes/train_dapo.py --config recipes/smoke_cpu.yaml [--field value ...]
 """

@@ -1,13 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several folders share. Fixtures import what they need: `pytest -m fast` is not to wait for TRL."""
+"""Fixtures and options for the tests of all folders. Fixtures import what they need inside, so that `pytest -m fast`
+does not have to wait for importing TRL.
+"""
 
 import json
 import os
 from unittest.mock import patch
 
 
-# Before torch and the hub client are imported: tests touch no network, and small models gain nothing from threads.
+# Set before torch and the hub client are imported. Tests do not use the network, and small models do not benefit from
+# threads.
 os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -15,7 +18,10 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path, config):
-    """With `-m fast`, only files that say `mark.fast` are imported: the imports of all take longer than the tests."""
+    """
+    With `-m fast`, import only files that contain `mark.fast`, because importing all files takes longer than the fast
+    tests.
+    """
     if config.option.markexpr != "fast":
         return None
     files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
@@ -24,7 +30,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """Path of a random Qwen3 model whose tokenizer has one token a character."""
+    """Path of a random Qwen3 model whose tokenizer has one token per character."""
     from tiny_models import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
@@ -49,8 +55,8 @@ def image_model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_environment():
     """
-    What a test adds to the environment ends with it. TRL names a meeting place there for an engine in its process, and
-    at it the trainer of the next test would open a port.
+    Remove what a test adds to the environment. TRL stores the address of a process group there for an engine in the
+    same process, and the trainer of the next test would open a port at it.
     """
     with patch.dict(os.environ):
         yield
@@ -58,7 +64,7 @@ def own_environment():
 
 @pytest.fixture
 def launched_on(monkeypatch):
-    """Lets configs believe in a launch of so many processes, without the process group."""
+    """Make configs behave as in a launch of several processes, without a process group."""
     import torch
 
     from trl_dapo import DAPOConfig
@@ -73,7 +79,7 @@ def launched_on(monkeypatch):
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Starts a `Server` with a script."""
+    """Return a function that starts a `Server` with a script."""
     from evaluations import Server
 
     from trl_dapo.evaluation import server_client as server_engine
@@ -93,7 +99,7 @@ def serve(monkeypatch):
 
 @pytest.fixture
 def problems_file(tmp_path):
-    """Two problems in a file: 1+1 and 1+2."""
+    """Path of a file with two problems: 1+1 and 1+2."""
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps({"problem": f"1+{i}", "answer": str(1 + i)}) + "\n" for i in (1, 2)))
     return path

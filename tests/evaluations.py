@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of evaluations share: small problems, and who answers them by a script, a server or a model."""
+"""Helpers for the tests of evaluations: small problems, and a script, a server or a model that answers them."""
 
 import http.server
 import json
@@ -17,7 +17,10 @@ from trl_dapo.evaluation import evaluate
 
 
 class Server:
-    """OpenAI-compatible; `script(body)` is the completion's text, or (status, payload), or `None` to hang up."""
+    """
+    OpenAI-compatible server. `script(body)` returns the text of the completion, or (status, payload), or `None` to
+    hang up.
+    """
 
     def __init__(self, script):
         self.script = script
@@ -39,7 +42,7 @@ class Server:
                     self.end_headers()
                     self.wfile.write(payload)
                 except BrokenPipeError:
-                    pass  # whoever asked was killed
+                    pass  # the client was killed
 
             def log_message(self, *args):
                 pass
@@ -58,7 +61,7 @@ class Server:
 
 
 def asked(body):
-    """What tells one completion from another."""
+    """Return what identifies a completion."""
     return body["messages"][-1]["content"] if "messages" in body else body["prompt"], body["seed"]
 
 
@@ -68,7 +71,7 @@ def reply(text, conversational=True, num_tokens=7, finish_reason="stop"):
 
 
 class Deal:
-    """Script that deals each prompt's completions from a list, whatever the order of the requests."""
+    """Return a script that takes each prompt's completions from a list, whatever the order of the requests."""
 
     def __init__(self, **texts):
         self.left = {prompt: list(texts[name]) for prompt, name in zip(("1+1", "1+2", "1+3"), texts, strict=False)}
@@ -79,7 +82,7 @@ class Deal:
             return self.left[asked(body)[0]].pop()
 
 
-# ---- Problems, and how they are asked ----
+# ---- Problems ----
 
 
 def sums(num, **columns):
@@ -122,7 +125,7 @@ def completions(output_dir):
 
 
 class Echo(torch.nn.Module):
-    """Wraps a model: says `script(prompt ids)`, then pads, as `generate` does."""
+    """Wrap a model so that it generates `script(prompt ids)` and padding, in the form that `generate` returns."""
 
     def __init__(self, model, script):
         super().__init__()

@@ -1,10 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""
-Jobs in processes that are forked from one which has imported torch and TRL, so that a start takes no seconds.
+"""Jobs in processes that are forked from one that has imported torch and TRL, so that they start at once.
 
-A rank has its forks from a process of its own: two that were started apart order their sets differently. A job ends
-as a program does, with everything that happens at an interpreter's end.
+Each rank has a parent process of its own, since the iteration order of sets differs between processes that were
+started separately. A job ends like a program, with everything that happens when the interpreter exits.
 """
 
 import atexit
@@ -25,7 +24,10 @@ IMPORTED = ("trl_dapo.trainer", "trl_dapo.cli.train", "peft", "datasets", "accel
 
 
 class Forks:
-    """A process that forks: a line of JSON asks for a job, a line has its pid, and one its exit code at its end."""
+    """
+    A process that forks on request. A line of JSON requests a job; it answers with a line with the pid, and with one
+    with the exit code when the job ends.
+    """
 
     def __init__(self, imported: tuple[str, ...], env: dict[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -58,14 +60,15 @@ def run(
     imported: tuple[str, ...] = IMPORTED,
 ) -> tuple[int, str, str]:
     """
-    Runs a script with its arguments in so many processes, a process group of torch's where there are several. Where
-    one fails the others are ended, as by torchrun. Raises `subprocess.TimeoutExpired`.
+    Run a script with its arguments in `num_processes` processes, which form a torch process group if there are
+    several. If one fails, the others are ended, as by torchrun. Raises `subprocess.TimeoutExpired`.
     """
     ranks = [{**env, **group} for group in _process_groups(num_processes)]
     files = {name: str(folder / name) for name in ("stdout", "stderr")}
     for path in files.values():
         Path(path).touch()
-    servers = [of(i, env, imported) for i in range(num_processes)]  # all at once, since each imports for seconds
+    # start all at once, since each spends seconds on imports
+    servers = [of(i, env, imported) for i in range(num_processes)]
     pids = [server.start(command=command, env=rank, **files) for server, rank in zip(servers, ranks, strict=True)]
     running, codes, deadline = dict(enumerate(pids)), [], time.monotonic() + timeout
     try:
@@ -79,7 +82,7 @@ def run(
                 del running[said[stream]]
     finally:
         for i, pid in running.items():
-            with suppress(ProcessLookupError):  # it ended by itself: what it said is read all the same
+            with suppress(ProcessLookupError):  # it ended by itself; its output is read all the same
                 os.kill(pid, signal.SIGTERM if any(codes) else signal.SIGKILL)
                 if not select.select([_forks[i].said], [], [], 30)[0]:
                     os.kill(pid, signal.SIGKILL)
@@ -89,7 +92,7 @@ def run(
 
 
 def _process_groups(num_processes: int) -> list[dict[str, str]]:
-    """What torchrun says to each process."""
+    """Return the environment variables that torchrun sets for each process."""
     if num_processes == 1:
         return [{}]
     with socket.socket() as probe:
@@ -100,7 +103,7 @@ def _process_groups(num_processes: int) -> list[dict[str, str]]:
 
 
 def serve() -> dict | None:
-    """Forks for each line of stdin, and returns what it says in the process that is to do it."""
+    """Fork for each line of stdin. Return the line in the process that is to execute it."""
     running: dict[int, int] = {}
     while True:
         for ready in select.select([0, *running], [], [])[0]:
@@ -129,9 +132,9 @@ def _read_line() -> bytes:
 
 
 def become(command: list[str], env: dict[str, str], stdout: str, stderr: str, stdin: str = os.devnull) -> None:
-    """Runs a script as if this process had been started with it; its terminal is that of its standard streams."""
+    """Run a script as if this process had been started with it. Its terminal is that of its standard streams."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background jobs ignore this signal
     append = os.O_WRONLY | os.O_APPEND
     for number, (path, flags) in enumerate([(stdin, os.O_RDONLY), (stdout, append), (stderr, append)]):
         os.dup2(os.open(path, flags), number)

@@ -1,15 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Records what short runs of many configurations sample, train on and log, so that a change of the sampling code can be
-held against what it did before.
+Records what short runs of many configurations sample, train on and log, to compare them after a change of the code.
 
     python tests/golden_runs.py record              # all, into tests/golden/*.json
     python tests/golden_runs.py record NAME ...     # some
-    python tests/golden_runs.py compare             # to the bit, on the machine that recorded: also the weights' hash
+    python tests/golden_runs.py compare             # bit for bit, on the machine that recorded: also the weights' hash
 
-`tests/trainer/test_golden.py` compares without the hash, and figures to 1e-5, since another processor rounds
-differently. A recording is replaced only with the reason in the commit.
+`tests/trainer/test_golden.py` compares without the hash, and numbers only to 1e-5, since other processors round
+differently. Replace a recording only with a reason in the commit message.
 """
 
 import hashlib
@@ -44,17 +43,20 @@ TWO_STEPS = {"steps_per_generation": 8}  # per rollout
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 
-# ---- What is sampled, and what it earns ----
+# ---- Completions and rewards ----
 
 
 def outcome(prompt: int, index: int) -> str:
-    """Of prompts 0, 4, ... none is right, of 1, 5, ... all, of 2, 6, ... every second, of 3, 7, ... every fourth."""
+    """
+    Prompts 0, 4, ... have no correct completion. For prompts 1, 5, ... all are correct, for 2, 6, ... every second
+    one, and for 3, 7, ... every fourth one.
+    """
     share = (1 << 30, 1, 2, 4)[prompt % 4]
     return "right" if index % share == share - 1 else "wrong"[: 1 + (7 * prompt + index) % 5]
 
 
 def in_turn():
-    """A script that counts the completions of each prompt, so that it does not matter where in a round they stand."""
+    """A script that counts the completions of each prompt, so that their position in a round does not matter."""
     seen: Counter[int] = Counter()
 
     def script(text, i):
@@ -65,12 +67,12 @@ def in_turn():
 
 
 def by_place(text, i):
-    """The same by the place among all processes' rows: what one process of several can know."""
+    """The same by the position among the rows of all processes, which is all that one of several processes knows."""
     return outcome(number(text), i)
 
 
 def rarely_mixed(text, i):
-    """Of one prompt in ten every second completion is right, of the others none."""
+    """For one prompt in ten, every second completion is correct. The others have no correct completion."""
     return "right" if number(text) % 10 == 0 and i % 2 else "wrong"
 
 
@@ -83,7 +85,7 @@ def length(completions, **kwargs):
 
 
 def rank_in_group(completions, **kwargs):
-    """How many completions are shorter: a reward that compares the completions of a group."""
+    """Count the shorter completions: a reward that compares the completions of a group."""
     return [float(sum(len(other) < len(one) for other in completions)) for one in completions]
 
 
@@ -95,7 +97,7 @@ def keep_early(rewards, rows):
 
 
 def numbers_of(texts: list[str]) -> list[list[int]]:
-    """The prompts' numbers in order, equal neighbours as [number, how often]."""
+    """Return the numbers of the prompts in order, with equal neighbors as [number, how often]."""
     found: list[list[int]] = []
     for text in texts:
         if found and found[-1][0] == number(text):
@@ -106,7 +108,7 @@ def numbers_of(texts: list[str]) -> list[list[int]]:
 
 
 def watch(trainer):
-    """Notes the rows of each rollout that reach the update, in order: prompt, completion, advantage."""
+    """Record the rows of each rollout that reach the update, in order: prompt, completion, advantage."""
     rollouts, generate = [], trainer._generate_and_score_completions
 
     def spy(inputs):
@@ -144,7 +146,7 @@ def record(trainer, resume_from=None) -> dict:
 
 
 def settings_of(folder: Path, **settings):
-    """4 prompts x 4 completions per rollout and 4 steps, unless told otherwise."""
+    """Settings of 4 prompts x 4 completions per rollout and 4 steps, by default."""
     sizes = {"per_device_train_batch_size": 4 // WORLD_SIZE, "max_steps": 4, "shuffle_dataset": False}
     return tiny_config(folder, **{**sizes, **settings})
 
@@ -156,7 +158,7 @@ def run(models, folder, reward_funcs=right, dataset=None, script=None, group_fil
 
 
 def resumed(models, folder, at=1, then=None, **settings) -> dict:
-    """A run that is stopped after a checkpoint, and continued by another process; only the second part is recorded."""
+    """Run until a checkpoint, and continue in another process. Only the second part is recorded."""
     settings = {**SAVED, **settings}
     data = {"train_dataset": prompts(40), "script": by_place}
     stopped = settings_of(folder / "run", **settings)
@@ -214,14 +216,14 @@ def with_images(models, folder, **settings) -> dict:
 
 
 def ahead(models, folder, **settings) -> dict:
-    """With a stand-in for vLLM's server; what is asked of it, in order, is recorded too."""
+    """Run with a stand-in for vLLM's server. Its requests are recorded too, in order."""
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, **settings}
     make = with_adapter if settings.get("rollouts_ahead") == 2 else str
     with stand_ins(models["tiny"]) as clients:
         args = ahead_config(folder / "run", vllm_server_base_url="http://gpu-7:8000", **settings)
         data = prompts(200, id=range(200))
         found = record(DAPOTrainer(make(models["tiny"]), right, args, train_dataset=data))
-        # Requests of several threads come in any order.
+        # Requests of several threads arrive in any order.
         return {**found, "sampled": sorted(clients[0].asked) if clients else []}
 
 
@@ -232,7 +234,7 @@ def one_process_of_two(models, folder, name):
 
 
 def in_two_processes(models, folder, name: str) -> dict:
-    """The same configuration in two processes, with the rows and the samples of both."""
+    """Run the same configuration in two processes, and record the rows and samples of both."""
     result = launch("one_process_of_two", json.dumps(models), folder, name, num_processes=2, jobs="golden_runs.py")
     if result.returncode != 0:
         raise RuntimeError(result.stderr[-3000:])
@@ -330,7 +332,7 @@ def run_case(name: str, models: dict[str, str], folder: Path) -> dict:
     torch.manual_seed(0)
     with defaults_of(name):
         found = CASES[name](models, folder) if name in CASES else in_two_processes(models, folder, name)
-    return json.loads(json.dumps(found))  # as it is read again
+    return json.loads(json.dumps(found))  # in the form in which it is read again
 
 
 def file_of(name: str) -> Path:
@@ -338,7 +340,7 @@ def file_of(name: str) -> Path:
 
 
 def write(name: str, found: dict) -> None:
-    """A line per log entry and per rollout, so that a diff shows which changed."""
+    """Write one line per log entry and per rollout, so that a diff shows which ones changed."""
     parts = []
     for key, value in found.items():
         if key in ("logs", "trained"):

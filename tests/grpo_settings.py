@@ -1,15 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Every setting of `GRPOConfig`, honoured as `GRPOTrainer` honours it. Run by hand:
+Check that every setting of `GRPOConfig` has the same effect as in `GRPOTrainer`. Run by hand:
 
-    python tests/grpo_settings.py         # about three minutes; exit status 1 where one is not
-    python tests/grpo_settings.py beta    # this one alone
+    python tests/grpo_settings.py         # about three minutes; exit status 1 if a setting differs
+    python tests/grpo_settings.py beta    # only this setting
 
-Each case trains the same tiny model with both trainers for three optimizer steps, dynamic sampling off and the clips
-and the loss of TRL, and compares losses, gradient norms, rewards and weights. The cases are in grpo_settings.yaml, and
-what has none stands there with the reason. A field that a new release of TRL or transformers brings is in neither:
-`tests/trainer/test_grpo_settings.py` names it.
+Each case trains the same tiny model with both trainers for three optimizer steps, without dynamic sampling and with
+TRL's clips and loss, and compares losses, gradient norms, rewards and weights. The cases are in
+grpo_settings.yaml, which also lists the settings without a case, with the reason. If a new release of TRL or
+transformers adds a field, it is in neither list, and `tests/trainer/test_grpo_settings.py` reports it.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
 NUM_STEPS = 3
-TOLERANCE = 1e-4  # relative; of float32 sums in another order
-# Of bfloat16; and of a bonus that TRL averages over each micro-batch, and DAPOTrainer over the step's tokens.
+TOLERANCE = 1e-4  # relative tolerance, for float32 sums in another order
+# For bfloat16, and for an entropy bonus that TRL averages per micro-batch and DAPOTrainer over the tokens of a step.
 LOOSER = {"bf16": 5e-2, "cast_lm_head_to_fp32": 1e-2, "entropy_coef": 5e-3, "use_adaptive_entropy": 5e-3}
 TRLS = {"epsilon_high": None, "beta": 0.0, "loss_type": "dapo"}
 
@@ -60,7 +60,7 @@ def length(completions, **kwargs):
 
 
 def train(trainer_class: type, config_class: type, folder: Path, settings: dict) -> tuple[list[dict], torch.Tensor]:
-    """The log of a run, and its weights in the end."""
+    """Return the log of a run, and its final weights."""
     tokenizer = build_tokenizer()
     base = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 4}
     base |= {"max_completion_length": 8, "max_steps": NUM_STEPS, "learning_rate": 1e-2, "logging_steps": 1}
@@ -70,7 +70,7 @@ def train(trainer_class: type, config_class: type, folder: Path, settings: dict)
     own = {"use_dynamic_sampling": False} if config_class is DAPOConfig else {}
     args = config_class(output_dir=str(folder / trainer_class.__name__), **settings, **own)
     model = build_model(tokenizer, seed=0, num_hidden_layers=1, hidden_size=32, intermediate_size=64)
-    model.save_pretrained(folder / "model")  # from which a reference is loaded too
+    model.save_pretrained(folder / "model")  # a reference model is loaded from the same folder
     tokenizer.save_pretrained(folder / "model")
     problems = [f"{i}+{i}=" for i in range(64)]
     dataset = Dataset.from_dict({"prompt": problems, "solution": [str(2 * i) for i in range(64)]})
@@ -84,7 +84,7 @@ def train(trainer_class: type, config_class: type, folder: Path, settings: dict)
 
 
 def compare(settings: dict, tolerance: float = TOLERANCE) -> str | None:
-    """What differs between the two trainers, in words; `None` where nothing does."""
+    """Return the differences between the two trainers as text, or `None` if there are none."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = []
         for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (DAPOTrainer, DAPOConfig)):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files share: a config for a tiny model, a trainer whose completions are scripted, and launches."""
+"""Helpers for several test files: a config for a tiny model, a trainer with scripted completions, and launches."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ TIMED = ("_seconds", "step_time", "_runtime", "_per_second", "overlap/waited_for
 
 
 def tiny_config(output_dir, **overrides) -> DAPOConfig:
-    """The shipped defaults, with 4 prompts x 4 completions per rollout and one optimizer step each."""
+    """The default settings, with 4 prompts x 4 completions per rollout and one optimizer step for each."""
     settings = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 4,
@@ -54,7 +54,7 @@ def prompts(num: int, **columns) -> Dataset:
 
 
 def number(text: str) -> int:
-    """Which of `prompts` a text begins with."""
+    """Return which of `prompts` a text begins with."""
     return int(text.split()[1].rstrip(":"))
 
 
@@ -63,17 +63,17 @@ def right(completions, **kwargs):
 
 
 def is_dummy(completion):
-    """Whether the preflight wrote a completion, as it does for its call of the reward functions."""
+    """Return whether a completion was made up by the preflight check, which calls the reward functions with it."""
     return "Answer: " in completion
 
 
 def mixed_unless_multiple_of_3(text, i):
-    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
+    """Prompts 0, 3, 6, ... are never solved. For the others, the first of each 4 completions is correct."""
     return "right" if number(text) % 3 and i % 4 == 0 else "wrong"
 
 
 def letters(prompts, completions, **kwargs):
-    """Prompts 0, 3, 6, ... are never rewarded; of the others, hardly two completions get the same."""
+    """Prompts 0, 3, 6, ... are never rewarded. For the others, hardly two completions get the same reward."""
     return [
         sum(map(ord, completion)) % 997 if number(prompt) % 3 else 0
         for prompt, completion in zip(prompts, completions, strict=True)
@@ -81,11 +81,13 @@ def letters(prompts, completions, **kwargs):
 
 
 class ScriptedTrainer(DAPOTrainer):
-    """Completions are what `script(prompt text, index among all ranks' rows)` says; the rest is the real thing."""
+    """
+    A trainer whose completions are `script(prompt text, index among the rows of all processes)`. The rest is real.
+    """
 
     def __init__(self, *args, script, **kwargs):
         self.script = script
-        self.sampled = []  # prompt text of every completion sampled, in order
+        self.sampled = []  # prompt text of every sampled completion, in order
         super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -102,7 +104,7 @@ class ScriptedTrainer(DAPOTrainer):
 
 
 def scripted(trainer_class, script):
-    """`trainer_class`, whose completions are what `script(prompt text, index)` says."""
+    """Return a `trainer_class` whose completions are `script(prompt text, index)`."""
 
     class Scripted(trainer_class):
         def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -113,7 +115,7 @@ def scripted(trainer_class, script):
 
 
 def spy_on_training(trainer):
-    """Records the rows that reach the loss: prompt text, completion text, advantage, number of loss tokens."""
+    """Record the rows that reach the loss: prompt text, completion text, advantage, number of loss tokens."""
     seen, compute_loss = [], trainer._compute_loss
 
     def spy(model, inputs):
@@ -146,23 +148,26 @@ def weights(trainer):
 
 
 def untimed(log_history):
-    """What a run logs again, to the last bit, when it is made again: all but times, and the summary at its end."""
+    """
+    Return the part of a run's logs that must be equal, bit for bit, when the run is repeated: no times, and no final
+    summary.
+    """
     return [
         {k: v for k, v in log.items() if not k.endswith(TIMED)} for log in log_history if "train_runtime" not in log
     ]
 
 
 def run_job(jobs: dict):
-    """Calls the function that the command line names."""
+    """Call the function that is named on the command line."""
     jobs[sys.argv[1]](*sys.argv[2:])
     gc.collect()
-    # Before the interpreter ends: a thread of gloo's that asks for its lock then would abort a job that was complete.
+    # Before the interpreter exits. Otherwise a gloo thread that requests its lock then would abort a finished job.
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def watch_training(trainer, look):
-    """Before each loss that trains, `look(inputs)` at its rows, old log-probabilities and weights among them."""
+    """Call `look(inputs)` before each loss in training, with its rows, old log-probabilities and weights."""
     make = trainer._objective
 
     def objective():
@@ -184,7 +189,10 @@ def watch_training(trainer, look):
 
 
 def rollouts_and_the_first_policys_logps(trainer) -> tuple[list[dict], torch.Tensor]:
-    """Trains two rollouts; returns them, and the second's log-probabilities under the policy that made the first."""
+    """
+    Train on two rollouts. Return them, and the log-probabilities of the second under the policy that sampled the
+    first.
+    """
     policies, rollouts, generate = [], [], trainer._generate_and_score_completions
 
     def spy(inputs):
@@ -209,8 +217,10 @@ def rollouts_and_the_first_policys_logps(trainer) -> tuple[list[dict], torch.Ten
 
 def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots: dict | None = None) -> dict:
     """
-    By step and age of each row that trains: how far its old log-probabilities are from those of the weights of so many
-    rollouts ago. `snapshots` are copies of the model by step, for steps before the run. One optimizer step a rollout.
+    Return the errors of the old log-probabilities of rows that train, by step and staleness.
+
+    The error is the difference from the log-probabilities of the weights that many rollouts before. `snapshots` are
+    copies of the model by step, for steps before the run. There is one optimizer step per rollout.
     """
     snapshots, errors = {} if snapshots is None else snapshots, {}
 
@@ -244,7 +254,9 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
 def launch(
     job: str, *args, num_processes: int, jobs="jobs.py", accelerate_config: Path | None = None, timeout: int = 240
 ) -> subprocess.CompletedProcess:
-    """Runs a function of a file that ends with `run_job` in gloo processes, told what `accelerate launch` tells."""
+    """
+    Run a function of a file that ends with `run_job` in gloo processes with the environment of `accelerate launch`.
+    """
     command = [str(Path(__file__).parent / jobs), job, *map(str, args)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if accelerate_config is not None:
@@ -262,6 +274,6 @@ def launch(
 
 
 def run_preflight(trainer):
-    """Tries a run out as training does before anything is generated."""
+    """Try a run out in the same way as training does before anything is generated."""
     trainer.preflight.check_example()
     trainer.preflight.on_train_begin(trainer.args, trainer.state, trainer.control)

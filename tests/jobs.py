@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the distributed tests run in each process: `torchrun jobs.py JOB ARGS`."""
+"""Jobs that the distributed tests run in each process: `torchrun jobs.py JOB ARGS`."""
 
 import functools
 import itertools
@@ -59,7 +59,7 @@ def vowels(completions, **kwargs):
 
 
 def script(text, i):
-    """Prompts 0, 3, 6, ... are never solved; of the others one completion in four is right. Lengths vary."""
+    """Prompts 0, 3, 6, ... are never solved. For the others, one completion in four is correct. Lengths vary."""
     if number(text) % 3 and i % 4 == number(text) % 4:
         return "right"
     return "wrong"[: 1 + (7 * number(text) + i) % 5]
@@ -71,7 +71,7 @@ def write_report(folder, report):
 
 
 def same_groups(model, folder, variants):
-    """Trains on scripted completions; reports which rows trained in each rollout, the logs and the weights."""
+    """Train on scripted completions. Report which rows trained in each rollout, the logs and the weights."""
     for name, overrides in json.loads(variants).items():
         settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "shuffle_dataset": False, "max_steps": 3}
         args = tiny_config(Path(folder) / name / "run", **{**settings, **overrides})
@@ -84,7 +84,9 @@ def same_groups(model, folder, variants):
 
 
 def tried_out_first(model, folder):
-    """Trains with a trial before and without; reports logs and weights of both, and the phases that were tried."""
+    """
+    Train with and without a trial before the run. Report logs and weights of both, and the phases that were tried.
+    """
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "per_device_eval_batch_size": 8 // WORLD_SIZE}
     settings |= {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 3}
     settings |= {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "2", "dynamic_sampling_memory": True}
@@ -103,7 +105,7 @@ def tried_out_first(model, folder):
 
 
 def one_runs_out_of_memory(model, folder, phase):
-    """Tries a run out, of which the last process runs out of memory in one phase; reports what fitted."""
+    """Try a run out in which the last process runs out of memory in one phase. Report what fitted."""
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "max_tokens_per_microbatch": 64}
     trainer = ScriptedTrainer(model, right, tiny_config(folder, **settings), train_dataset=prompts(40), script=script)
     is_last, compute_loss = RANK == WORLD_SIZE - 1, trainer._compute_loss
@@ -125,7 +127,7 @@ def one_runs_out_of_memory(model, folder, phase):
 
 
 def full_batches(model, folder):
-    """With nothing stated, of prompts of which one in three is informative; reports the groups that trained."""
+    """Train with default settings on prompts of which one in three is informative. Report the groups that trained."""
     sizes = {"per_device_train_batch_size": 8 // WORLD_SIZE, "gradient_accumulation_steps": 4, "max_steps": 5}
 
     def one_prompt_in_three(text, i):
@@ -154,13 +156,13 @@ def record_rollouts(trainer):
 
 
 def stray(clients):
-    """Lets what the engine says differ from the policy; one process alone asks it."""
+    """Make the engine's log-probabilities differ from the policy's. Only one process requests them."""
     for client in clients:
         client.offset = 0.3
 
 
 class AwaitAnswers(TrainerCallback):
-    """Lets no step end, and be saved, before all that is in flight is answered."""
+    """Let no step end, and no checkpoint be saved, before all requests in flight are answered."""
 
     def __init__(self, trainer):
         self.ahead = trainer._ahead
@@ -170,7 +172,9 @@ class AwaitAnswers(TrainerCallback):
 
 
 def rollouts_ahead(model, folder, num_runs, num_ahead=1):
-    """So many runs one after the other with one stand-in for a server each; with answers ahead in checkpoints."""
+    """
+    Make `num_runs` runs one after the other, each with a stand-in for a server, and with answers ahead in checkpoints.
+    """
     settings = {"batch_multiplier": 1.75}
     if int(num_ahead) == 2:
         settings = {"rollouts_ahead": 2, "batch_multiplier": None}
@@ -198,7 +202,7 @@ def rollouts_ahead(model, folder, num_runs, num_ahead=1):
 
 
 def server_is_lost_ahead(model, folder):
-    """The stand-in fails while a round is in flight: each process ends with an error of its own."""
+    """The stand-in fails while a round is in flight. Each process ends with an error of its own."""
     with stand_ins(model) as clients:
         args = ahead_config(Path(folder) / "run", per_device_train_batch_size=4 // WORLD_SIZE)
         trainer = DAPOTrainer(model, right, args, train_dataset=prompts(40))
@@ -236,7 +240,11 @@ def look_up(number: int) -> str:
 
 
 def tools_on_a_server(model, folder):
-    """Prompt n asks the tool n // 4 times and answers n: the last rank has most calls."""
+    """
+    Prompt n calls the tool n
+
+    4 times and then answers n, so the last process has most calls.
+    """
 
     def complete(server, prompt, i, max_tokens, temperature, engine):
         asked, _, since = server.tokenizer.decode(prompt).rpartition("prompt ")[2].partition(":")
@@ -260,12 +268,14 @@ def tools_on_a_server(model, folder):
 
 
 def varied(completions, **kwargs):
-    """No two of a group get the same."""
+    """No two completions of a group get the same reward."""
     return [float(i) for i in range(len(completions))]
 
 
 def best_of_each_group(model, folder):
-    """Three groups of 12 rows, one of them sampled by both processes: of each the one best completion is right."""
+    """
+    Three groups of 12 rows, one of which is sampled by both processes. Only the best completion of each is correct.
+    """
     report, calls = {}, itertools.count()
 
     def distinct(text, i):
@@ -326,12 +336,12 @@ def shuffled_differently(model, folder):
 
 
 def adapter_is_refused(model, folder):
-    """A server that takes two adapters and refuses the third: what each rank makes of it."""
+    """A server that loads two adapters and refuses the third. Report what happens on each process."""
     folder, given = Path(folder), []
 
     class Client:
         def __init__(self, **kwargs):
-            assert RANK == 0  # which alone asks the server
+            assert RANK == 0  # only this process requests from the server
             self.base_url, self.model = "http://gpu-7:8000", "base"
 
     def serve_adapter(client, name, path):
@@ -343,7 +353,7 @@ def adapter_is_refused(model, folder):
     started |= {"parallel_config": {"data_parallel_size": 1}, "model_config": {"model": model}}
     AdapterClient.server_config = lambda client: started
     AdapterClient.serve_adapter = serve_adapter
-    AdapterClient._leave = lambda client: None
+    AdapterClient._clean_up = lambda client: None
     AdapterClient.clear = lambda client, root: None
     vllm_generation.VLLMClient, vllm_generation.is_vllm_available = Client, lambda: True
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
@@ -364,13 +374,16 @@ def reward_hangs_on_one_rank(model, folder):
             threading.Event().wait()
         return right(completions)
 
-    # On the CPU transformers does not hand its `ddp_timeout` on to the process group.
+    # On CPUs, transformers does not pass its `ddp_timeout` on to the process group.
     PartialState(cpu=True, timeout=timedelta(seconds=5))
     ScriptedTrainer(model, hangs, tiny_config(folder), train_dataset=prompts(40), script=script).train()
 
 
 def sampled_runs(model, folder, variants):
-    """Runs with real sampling. A variant is its settings, and may say where to resume from and when to be killed."""
+    """
+    Make runs with real sampling. A variant consists of settings, and optionally of where to resume from and when to be
+    killed.
+    """
     for name, overrides in json.loads(variants).items():
         sampled_run(model, Path(folder) / name, overrides)
 
@@ -381,7 +394,7 @@ def sampled_run(model, folder, overrides):
 
     class Kill(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
-            if kills["kill_after"] is not None:  # by a process of its own, so that nothing here delays it
+            if kills["kill_after"] is not None:  # done by another process, so that nothing is delayed here
                 command = f"sleep {kills['kill_after']}; kill -KILL 0"  # 0: the process group
                 subprocess.Popen(["sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -390,7 +403,7 @@ def sampled_run(model, folder, overrides):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     class Run(DAPOTrainer):
-        def _save_rng_state(self, output_dir):  # when weights and optimizer are written
+        def _save_rng_state(self, output_dir):  # while weights and optimizer are written
             if self.state.global_step == kills["kill_in_save"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             super()._save_rng_state(output_dir)
@@ -399,26 +412,26 @@ def sampled_run(model, folder, overrides):
     is_ahead = "rollouts_ahead" in overrides
     settings |= ON_A_SERVER if is_ahead else {}
     args = tiny_config(folder / "run", **{**settings, "max_steps": 6, **overrides})
-    dates = [date(2026, 1, 1 + i % 31) for i in range(40)]  # which JSON cannot hold
+    dates = [date(2026, 1, 1 + i % 31) for i in range(40)]  # JSON cannot store these
     datasets = {"train_dataset": prompts(40, asked=dates), "eval_dataset": prompts(5)}
     with stand_ins(model) if is_ahead else nullcontext():
         trained, reward = (with_adapter(model), right) if is_ahead else (model, vowels)
         trainer = Run(trained, reward, args, **datasets, callbacks=[Kill()])
-        if is_ahead:  # what a checkpoint lacks is sampled again, by another policy
+        if is_ahead:  # answers that a checkpoint does not have are sampled again, by another policy
             trainer.add_callback(AwaitAnswers(trainer))
         trainer.train(resume_from_checkpoint=resume_from)
     write_report(folder, {"weights": weights(trainer).tolist(), "logs": untimed(trainer.state.log_history)})
 
 
 class CountingTrainer(ScriptedTrainer):
-    """Keeps of each call of its engine how many rows this process brought and whether a server would answer each."""
+    """Record for each call of the engine how many rows this process passed, and whether a server would answer each."""
 
     def __init__(self, *args, **kwargs):
         self.calls = []
         super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations):
-        # vLLM's server is asked for n completions of every n-th prompt of all processes.
+        # vLLM's server gets one request for n completions of every n-th prompt of all processes.
         everyones = gather_object(prompt_ids)
         answered = [ids for ids in everyones[::num_generations] for _ in range(num_generations)]
         call = {"rows": len(prompt_ids), "training": self.model.training, "answers_each": answered == everyones}
@@ -435,9 +448,9 @@ def echoes(prompts, completions, **kwargs):
 
 
 def evaluates(model, folder):
-    """Evaluates in one call and batch by batch, in batches that hold half of a problem, and one and a half."""
+    """Evaluate in one call and batch by batch, in batches of half a problem, and of one and a half."""
 
-    # The problem that comes first also fills the last batch, on the last process, where it is not solved.
+    # The problem that comes first also pads the last batch, on the last process, where it is not solved.
     first = torch.randperm(5, generator=torch.Generator().manual_seed(42))[0].item()
 
     def solves_two(prompts, completions, **kwargs):
@@ -463,13 +476,16 @@ def evaluates(model, folder):
 
 
 def printed(model, folder, settings):
-    """Trains on scripted completions, to be read as it prints."""
+    """Train on scripted completions; the test reads what it prints."""
     args = tiny_config(folder, **{"disable_tqdm": False, **json.loads(settings)})
     ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script).train()
 
 
 def stops(model, folder):
-    """A reward function that fails on one rank, before anything is generated; then a run that finds nothing twice."""
+    """
+    Train with a reward function that fails on one process before anything is generated, then with prompts without an
+    accepted group, twice.
+    """
     trainer = ScriptedTrainer(model, fails, tiny_config(folder), train_dataset=prompts(40), script=script)
     try:
         run_preflight(trainer)
@@ -484,7 +500,7 @@ def stops(model, folder):
 
 
 def ledger_trainer(model, folder, **overrides):
-    """Rollouts of 3 prompts, in prompt order, of which surplus is carried."""
+    """Rollouts of 3 prompts, in the order of the dataset, whose surplus is carried."""
     settings = {"per_device_train_batch_size": 12 // WORLD_SIZE, "gradient_accumulation_steps": 1, **overrides}
     return ScriptedTrainer(
         model,
@@ -496,16 +512,19 @@ def ledger_trainer(model, folder, **overrides):
 
 
 def keeps_a_ledger(model, folder):
-    """Groups of 4 rows over two processes that have 6 rows of a round each: the second of three groups straddles."""
+    """
+    Groups of 4 rows over two processes that have 6 rows of a round each, so that both have a part of the second group.
+    """
     ledger_trainer(model, Path(folder) / f"run-{WORLD_SIZE}", log_groups=100).train()
 
 
 def killed_over_and_over(model, folder, num_kills):
-    """Trains in processes of which each but the last is killed at a place that is drawn; copies the ledger of each."""
+    """Train in processes of which each except the last is killed at a random point. Copy the ledger of each."""
     draw, folder = random.Random(0), Path(folder)
     settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
     ledger.PART_GROUPS = 20
-    trainer = ledger_trainer(model, folder / "killed", **settings)  # made once, and trained by none but the children
+    # created once, and only trained in the child processes
+    trainer = ledger_trainer(model, folder / "killed", **settings)
     for n in range(int(num_kills) + 1):
         place, call = draw.choice(["in", "before", "after", "rollout", "checkpoint"]), draw.randint(1, 5)
         child = os.fork()
@@ -521,7 +540,7 @@ def killed_over_and_over(model, folder, num_kills):
 
 
 def die_at(place, call):
-    """Lets this process kill itself at the given call of what stands at a place."""
+    """Make this process kill itself at the given call of the function at a path."""
 
     def dying(function, before):
         calls = itertools.count(1)
@@ -552,7 +571,7 @@ def die_at(place, call):
 
 
 def launched(folder, command):
-    """Trains what a command line says, and reports which of the process group's threads outlive it."""
+    """Train with a command line. Report which threads of the process group are still alive afterwards."""
     os.chdir(folder)
     status = launch(json.loads(command))
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
@@ -560,22 +579,22 @@ def launched(folder, command):
 
 
 def says(folder, command):
-    """What `trl-dapo` says in a folder."""
+    """Return the output of `trl-dapo` in a folder."""
     os.chdir(folder)
     sys.exit(main(json.loads(command)))
 
 
 def mistakes(commands, folder):
-    """Launches with one mistake after the other, then tells one that is the last process's alone."""
+    """Launch with several mistakes in turn, and then with one that only the last process makes."""
     os.chdir(folder)
     for command in json.loads(commands).values():
         assert launch(command) == 2
         PartialState().wait_for_everyone()
-        distributed_c10d._get_default_store().delete_key(processes.TOLD)  # as in a process group of its own
+        distributed_c10d._get_default_store().delete_key(processes.PRINTED)  # as in a process group of its own
         PartialState().wait_for_everyone()
     processes.WAIT_FOR_FIRST_RANK = timedelta(milliseconds=10)
     if RANK == WORLD_SIZE - 1:
-        processes.tell_once("trl-dapo train: the disk is full")
+        processes.print_once("trl-dapo train: the disk is full")
 
 
 if __name__ == "__main__":

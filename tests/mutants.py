@@ -1,14 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What the tests hold of the core: 300 mutants of it, one at a time, each against the tests of its folder.
+Mutation testing of the core: 300 mutants, one at a time, each against the tests of its folder.
 
     python tests/mutants.py [--part 2/10]    # needs pytest-cov
 
-prints the survivors and what share is killed, and fails below 95 %. Each folder's tests run once under coverage; a
-mutant then meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, where a module
-is what it was, and tries survivors again; quote a figure of no notes. `equivalent_mutants.txt` lists those that no
-test could tell. Mutants are chosen by a hash of what they change: an edit draws few others.
+prints the survivors and the share of killed mutants, and fails below 95%. The tests of each folder run once with
+coverage. Then each mutant is tested with the tests that run its line, and after that with all tests.
+
+The command keeps notes in `mutants.jsonl`, to skip mutants that it has killed before in modules that have not changed.
+Only quote a share that was measured without notes. `equivalent_mutants.txt` lists mutants that no test could kill,
+because they behave the same. Mutants are chosen by a hash of what they change, so an edit changes few of them.
 """
 
 import argparse
@@ -33,9 +35,9 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, NOTES, EQUIVALENT = ROOT / "trl_dapo", ROOT / "mutants.jsonl", ROOT / "tests/equivalent_mutants.txt"
-NUM, LEAST, LOGIC = 300, 0.95, (*range(11), 0.0, 0.5, 1.0)  # of constants; larger ones are choices
+NUM, LEAST, LOGIC = 300, 0.95, (*range(11), 0.0, 0.5, 1.0)  # of constants; larger ones are design choices
 FOLDERS = ("update", "sampling", "rewards", "evaluation", "run", "settings", "engines", "trainer")
-# Trainers go through all that an engine has, and commands through what is said of settings.
+# Trainers use everything in `engines`, and commands use all messages about settings.
 FOLDERS_OF = {"engines": ("engines", "trainer", "run"), "settings": ("settings", "cli")}
 IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "trl.scripts.grpo")
 PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
@@ -46,7 +48,7 @@ COVERAGE, COVERED = f"{ROOT}/.coverage.{STATE}.{{}}", "--cov=trl_dapo --cov-cont
 
 
 def other_than(node):
-    """With the other operator, the other truth value, one more, or without its `not`; `None` for the rest."""
+    """Replace the operator or the truth value, add one, or remove a `not`. `None` for any other node."""
     op = getattr(node, "ops", [None])[0] or getattr(node, "op", None)
     other = getattr(ast, SWAPPED.get(type(op).__name__, ""), type(None))()
     match node:
@@ -65,7 +67,7 @@ def other_than(node):
 
 
 def mutants_of(path):
-    """A module's mutants by what each changes: the source, as bytes, and the lines."""
+    """Return the mutants of a module by what each changes: the source, as bytes, and the lines."""
     source, found = path.read_bytes(), {}
     starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
 
@@ -77,7 +79,7 @@ def mutants_of(path):
         found[name] = text, range(node.lineno, node.end_lineno + 1)
 
     def visit(node, where):
-        # Not what is text, a type, a decorator, or a guard against what cannot happen.
+        # Excluded are texts, types, decorators, and guards against impossible states.
         if isinstance(node, ast.JoinedStr | ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             return
         if (other := other_than(node)) is not None:
@@ -96,7 +98,7 @@ def mutants_of(path):
 
 
 def runners(folders):
-    """The tests of folders that run each line of each module; those that run the fewest lines first."""
+    """Return the tests that run each line of each module. Tests that run the fewest lines come first."""
     found = defaultdict(set)
     for folder in folders:
         (data := CoverageData(COVERAGE.format(folder))).read()
@@ -108,7 +110,7 @@ def runners(folders):
 
 
 class Without:
-    """Plugin for pytest that leaves tests out."""
+    """Plugin for pytest that deselects tests."""
 
     def __init__(self, tests):
         self.tests = tests
@@ -118,7 +120,7 @@ class Without:
 
 
 def passes(copy, folders, first=(), stem="", options=()):
-    """Whether tests pass in a copy of the checkout: the `first` of them, those that name a module, then all."""
+    """Return whether tests pass in a copy of the checkout: the `first` of them, those that name a module, then all."""
     files = [file for folder in folders for file in sorted((copy / "tests" / folder).glob("test_*.py"))]
     files = [str(file) for file in sorted(files, key=lambda file: stem not in file.read_text())]
     if not (pid := os.fork()):
@@ -130,12 +132,12 @@ def passes(copy, folders, first=(), stem="", options=()):
         _ = os.dup2(output, 1), os.dup2(output, 2), sys.modules.pop("conftest")
         options = [*OPTIONS, *options, f"--basetemp={copy}/tmp"]
         status = pytest.main([*options, *first]) if first else 0
-        if status in (0, 4):  # 4: one is not found by its name
+        if status in (0, 4):  # 4: pytest does not find a test by its name
             status = pytest.main([*options, *files], [] if status else [Without(first)])
-        os._exit(status not in (0, 5))  # 5: none was left
+        os._exit(status not in (0, 5))  # 5: no test was left
     _, status = os.waitpid(pid, 0)
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # what its tests left behind
+        os.killpg(pid, signal.SIGKILL)  # files that the tests left behind
     return status == 0
 
 
@@ -151,7 +153,7 @@ def main():
     chosen = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())[:NUM]
     equivalent = {line.rpartition(" | ")[0] for line in EQUIVALENT.read_text().splitlines() if " | " in line}
     if gone := equivalent - {*chosen}:
-        sys.exit(f"{EQUIVALENT.name} lists what is no mutant any more: {gone}")
+        sys.exit(f"{EQUIVALENT.name} lists entries that are not among the chosen mutants any more: {gone}")
     NOTES.touch()
     digest = {name: hashlib.sha256(found[name][0].read_bytes()).hexdigest()[:8] for name in chosen}
     notes = map(json.loads, NOTES.read_text().splitlines())
@@ -163,14 +165,14 @@ def main():
         for folder in (*FOLDERS, "cli"):
             if not Path(COVERAGE.format(folder)).exists() and not passes(copy, [folder], options=COVERED):
                 Path(COVERAGE.format(folder)).unlink(missing_ok=True)
-                sys.exit(f"Its tests fail as they are:\n{(copy / 'output').read_text()[-3000:]}")
+                sys.exit(f"The tests of {folder} fail without a mutant:\n{(copy / 'output').read_text()[-3000:]}")
         folders_of = {folder: FOLDERS_OF.get(folder, (folder,)) for folder in FOLDERS}
         tests = {folder: runners(folders) for folder, folders in folders_of.items()}
         for stamp, name in enumerate(todo, start=1):
             path, text, lines = found[name]
             folder, module, mutated = folder_of[path], str(path.relative_to(PACKAGE)), copy / path.relative_to(ROOT)
             original, _ = mutated.read_bytes(), mutated.write_bytes(text)
-            os.utime(mutated, (stamp, stamp))  # by which, and by the size, Python tells what it has compiled
+            os.utime(mutated, (stamp, stamp))  # Python recognizes a compiled file by this time and by the size
             first = dict.fromkeys(test for line in lines for test in tests[folder].get((module, line), ()))
             killed[name] = not passes(copy, folders_of[folder], first, path.stem)
             mutated.write_bytes(original)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the tests of plans: recipes, and a model of a few weights."""
+"""Helpers for the tests of plans: recipes, and a model with few weights."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ NINE_MACHINES = {
 }
 TINY_RUN = {"tiny_model": True, "prompts_per_rollout": 4, "num_generations": 4, "max_completion_length": 32}
 
-# 2 layers, 4 wide, 2 heads and 1 key head of 3, an MLP of 5, 7 tokens.
+# A model with 2 layers, width 4, 2 heads and 1 key head of size 3, an MLP of width 5, and 7 tokens.
 SMALL = ModelShape(
     hidden_size=4, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=3, vocab_size=7, intermediate_size=5
 )

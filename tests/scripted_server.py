@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for vLLM: what TRL asks of its client and of its engine is noted, and what they answer is scripted."""
+"""Stand-ins for vLLM's server and engine, which record TRL's requests and answer them by a script."""
 
 import contextlib
 import threading
@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 class StandIn:
     """
-    In the place of TRL's client: samples with weights of its own, which are the trainer's of the last push.
+    Replaces TRL's client. It samples with weights of its own, which are the trainer's at the last push.
 
-    Each completion depends on its prompt, its place in the request and the weights, and on nothing else: a resumed run
-    is answered as the one that was not interrupted. `gate` holds all answers back until it is set, `hold` those to the
-    prompts of these numbers. LoRA adapters are served beside the base, each under its name.
+    Each completion depends only on its prompt, its position in the request and the weights, so a resumed run gets the
+    same answers as an uninterrupted one. `gate` holds all answers back until it is set, `hold` those for the prompts
+    with these numbers. LoRA adapters are served next to the base model, each under its name.
     """
 
     logprobs_mode = "processed_logprobs"
@@ -37,19 +37,21 @@ class StandIn:
             adapters={}, close=lambda: None, get=lambda url, **kwargs: answer, post=self._load_adapter
         )
         self.base_url, self._load_url = "http://gpu-7:8000", "http://gpu-7:8000/v1/load_lora_adapter"
-        self.adapters = {}  # models by the names that requests give them
-        self._leave, self._unload = lambda: None, self._unload_adapter  # in place of HTTP
+        self.adapters = {}  # models by the names that requests use for them
+        self._clean_up, self._unload = lambda: None, self._unload_adapter  # instead of an HTTP request
         self.lock = threading.Lock()
         self.gate = threading.Event()
         self.gate.set()
         self.hold: dict[int, threading.Event] = {}
         self.begun = threading.Event()
         self.in_flight = 0
-        self.events = []  # ("push" or "generate", how many requests were under way)
+        self.events = []  # ("push" or "generate", number of requests in progress)
         self.requests = []
         self.threads = []
         self.error = None
-        self.offset = 0.0  # of every log-probability, as where the probability of a part of the vocabulary is 1
+        # added to every log-probability, as if the engine sampled from a part of the vocabulary that it normalizes to
+        # 1
+        self.offset = 0.0
 
     def init_communicator(self, device):
         pass
@@ -104,11 +106,14 @@ class StandIn:
         return {"prompt_ids": prompts, "completion_ids": list(completions), "logprobs": list(logprobs)}
 
     def _complete(self, prompt, i, max_tokens, temperature, engine):
-        """Prompts 0, 3, 6, ... are answered "a", which is wrong; of the others every second completion is right."""
+        """
+        Prompts 0, 3, 6, ... are answered with "a", which is incorrect. For the others, every second completion is
+        correct.
+        """
         text = "a"
         if number(self.tokenizer.decode(prompt)) % 3:
             text = "right" if i % 2 else "wrong"
-        # What the weights have to say of it: the last token is theirs, so that completions differ with the policy.
+        # The last token depends on the weights, so that completions differ with the policy.
         ids = self.tokenizer(text)["input_ids"]
         ids.append(int(_logits(engine, prompt, ids)[-1, 3:].argmax()) + 3)
         ids = [*ids, self.tokenizer.eos_token_id][:max_tokens]
@@ -118,29 +123,29 @@ class StandIn:
 
     @property
     def asked(self):
-        """The numbers of the prompts of all requests, in order."""
+        """Return the numbers of the prompts of all requests, in order."""
         return [number(self.tokenizer.decode(ids)) for request in self.requests for ids in request["prompts"]]
 
     @property
     def kinds(self):
-        """Pushes and requests, of which neighbours count as one."""
+        """Return pushes and requests in order. Equal neighbors count as one."""
         return [kind for kind, _ in groupby(self.events)]
 
 
 def _logits(engine, prompt, ids):
-    """Of every token of `ids`, and of the one behind them."""
+    """Return the log-probability of every token of `ids`, and of the one after them."""
     return engine(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 :]
 
 
 def with_adapter(model: str, **settings):
-    """A model with a LoRA adapter that does nothing yet."""
+    """Return a model with a LoRA adapter that has no effect yet."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(0)
     return get_peft_model(base, LoraConfig(**{"r": 4, "target_modules": "all-linear", "lora_alpha": 32} | settings))
 
 
 class SleepingEngine:
-    """In the place of vLLM's `LLM` in the trainer's process: notes what wakes it, and samples by a script."""
+    """Replaces vLLM's `LLM` in the trainer's process. It records when it is woken up, and samples by a script."""
 
     def __init__(self, model, **settings):
         self.tokenizer = AutoTokenizer.from_pretrained(model)
@@ -150,7 +155,7 @@ class SleepingEngine:
 
     def load_weights(self, named):
         ((name, _),) = named
-        if name == "model.norm.weight":  # one of all that a push takes
+        if name == "model.norm.weight":  # a push consists of several calls, of which this counts one
             self.calls.append("push")
 
     def wake_up(self, tags):
@@ -178,7 +183,9 @@ class SleepingEngine:
 
 @contextlib.contextmanager
 def stand_ins(model: str):
-    """TRL's engine runs as it is; what it imports from vLLM is replaced, which need not be installed."""
+    """
+    Replace what TRL's engine imports from vLLM, which does not have to be installed. The engine itself is unchanged.
+    """
     module = trl.generation.vllm_generation
     clients = []
 
@@ -208,7 +215,7 @@ def ahead_config(folder: Path, **overrides):
         "vllm_mode": "server",
         "rollouts_ahead": 1,
         "dynamic_sampling_surplus": "carry",
-        "batch_multiplier": 1.5,  # 6 prompts a round, of which 4 are solved: as many as train
+        "batch_multiplier": 1.5,  # 6 prompts per round, of which 4 are solved: exactly those that train
         "learning_rate": 1e-2,
         "lr_scheduler_type": "constant",
         "shuffle_dataset": False,

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of sharded training run in each process."""
+"""Jobs that the tests of sharded training run in each process."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ USES_FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
 if USES_DEEPSPEED:
     import deepspeed
 
-    # Compiled on first use, which takes a minute; only inference reduces with it.
+    # Compiled on first use, which takes a minute. It is only needed to reduce gradients in inference.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
@@ -38,26 +38,26 @@ def config(folder, **overrides):
         settings |= {"use_cpu": False, "ddp_backend": "gloo"}
     args = tiny_config(folder, **{**settings, **overrides})
     if USES_FSDP:
-        # accelerate shards over accelerators only, though nothing in FSDP2 keeps it from sharding over CPUs.
+        # accelerate only shards over accelerators, although FSDP2 itself can shard over CPUs.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     return args
 
 
 def full_weights(trainer):
-    """All weights in one vector, in float32; `None` on the ranks that do not gather them."""
+    """Return all weights as one float32 vector, or `None` on the processes that do not gather them."""
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return torch.cat([weights[name].float().flatten() for name in sorted(weights)]) if weights else None
 
 
 def local_moments(trainer):
-    """How many of Adam's first moments this rank holds."""
+    """Return how many of Adam's first moments this process holds."""
     optimizer = trainer.model_wrapped.basic_optimizer if USES_DEEPSPEED else trainer.optimizer.optimizer
     moments = [state["exp_avg"] for state in optimizer.state.values()]
     return sum((moment.to_local() if isinstance(moment, DTensor) else moment).numel() for moment in moments)
 
 
 class Recorder(TrainerCallback):
-    """Keeps the weights as they were before the first optimizer step and after each."""
+    """Record the weights before the first optimizer step and after each."""
 
     def __init__(self, trainer):
         self.trainer, self.weights = trainer, []
@@ -99,16 +99,16 @@ def script_with_an_empty_rollout(text, i):
     return "wrong" if 4 <= number(text) < 8 else script(text, i)
 
 
-# An older transformers has no reference under FSDP2: `trl_dapo/update/compat.py`.
+# An older transformers does not support a reference model under FSDP2: see `trl_dapo/update/compat.py`.
 REFERS = {} if Version(transformers.__version__) < Version("5.23") else {"beta": 0.1}
 SCRIPTED = {
     "plain": {},
     "reference": REFERS,
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
-    # Of three rollouts the second has no accepted group.
+    # Three rollouts, of which the second has no accepted group.
     "empty": {**PAPER, "dynamic_sampling_max_gen_batches": 1, "weight_decay": 0.1},
     "lora": {"beta": 0.1},
-    # A rank's 8 rows are 4 micro-batches without a budget.
+    # The 8 rows of a process are 4 micro-batches without a budget.
     "more micro-batches": {"max_tokens_per_microbatch": 20},
     "fewer micro-batches": {"max_tokens_per_microbatch": 200, **REFERS},
     "carried, budget": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "max_tokens_per_microbatch": 20},
@@ -116,12 +116,12 @@ SCRIPTED = {
 SCRIPTED["empty, budget"] = {**SCRIPTED["empty"], "max_tokens_per_microbatch": 20}
 
 
-# Losses of TRL's average over micro-batches, which differ between one process and two.
+# Losses are TRL's mean over micro-batches, which differs between one process and two.
 OTHER_LOSS = {"empty, grpo": {**SCRIPTED["empty"], "loss_type": "grpo"}}
 
 
 def scripted(model, folder, runs=SCRIPTED):
-    """Trains on scripted completions: every engine has the same rows to learn from, and so has one process."""
+    """Train on scripted completions, so that every engine and a single process train on the same rows."""
     for name, overrides in runs.items():
         args = config(Path(folder) / name / "run", **overrides)
         torch.manual_seed(0)
@@ -137,14 +137,15 @@ def scripted(model, folder, runs=SCRIPTED):
 
 
 def sampled(model, folder):
-    """Samples with the model, then once more from the second checkpoint on; saves the model that comes out."""
+    """Sample with the model, then again from the second checkpoint on. Save the final model."""
     folder = Path(folder)
     settings = {
         "max_steps": 4,
         "save_strategy": "steps",
         "save_steps": 2,
         "max_completion_length": 32,
-        "generation_kwargs": {"sequence_bias": [[[1], 4.0]]},  # towards the end of sequence: lengths differ
+        # pull towards the end-of-sequence token, so that lengths differ
+        "generation_kwargs": {"sequence_bias": [[[1], 4.0]]},
     }
     for name, checkpoint in {"whole": None, "resumed": str(folder / "run" / "checkpoint-2")}.items():
         trainer = DAPOTrainer(model, vowels, config(folder / "run", **settings), train_dataset=prompts(40))
@@ -153,7 +154,7 @@ def sampled(model, folder):
 
 
 def depends_on_padding(model, folder):
-    """Trains a model with absolute positions for two optimizer steps on one rollout."""
+    """Train a model with absolute positions for two optimizer steps on one rollout."""
     folder = Path(folder) / "depends on padding"
     tokenizer = AutoTokenizer.from_pretrained(model)
     settings = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "vocab_size": len(tokenizer)}
@@ -162,7 +163,7 @@ def depends_on_padding(model, folder):
         GPT2LMHeadModel(GPT2Config(**settings, bos_token_id=1, eos_token_id=1, pad_token_id=0)).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     PartialState().wait_for_everyone()
-    # A step without a learning rate: what is clipped at the second one is padding's doing.
+    # With a learning rate of 0, tokens that are clipped in the second step are clipped because of padding.
     overrides = {"steps_per_generation": 8, "max_steps": 2, "disable_dropout": True, "learning_rate": 0.0}
     args = config(folder / "run", epsilon=1e-3, epsilon_high=1e-3, **overrides)
     train(ScriptedTrainer(str(folder), right, args, train_dataset=prompts(40), script=script), folder)

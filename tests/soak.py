@@ -1,12 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Does a run that was stopped anywhere go on bit for bit? Run by hand, on two CPU cores:
+"""Check that a run that is killed at any moment continues bit for bit. Run by hand, on two CPU cores:
 
-    python tests/soak.py --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
-    python tests/soak.py --variant screened       # of one variant alone
+    python tests/soak.py --num-kills 50 --seed 0  # runs of one process and of two in turn: 20 minutes
+    python tests/soak.py --variant screened       # only one variant
 
-It stops runs by SIGKILL at moments drawn evenly from the time they take, saving included, and starts them again with
-`resume_from_checkpoint=True` until they end. Weights and logs, times apart, must be those of the undisturbed run.
+Runs are killed with SIGKILL at random moments, also while they save, and started again with
+`resume_from_checkpoint=True` until they end. Weights and logs, except times, must equal those of an undisturbed run.
 """
 
 import argparse
@@ -42,17 +42,18 @@ KILLED = {
         "eval_steps": 1,
     },
     "KL": {"beta": 0.01},
-    "uneven windows": {"steps_per_generation": 6},  # an optimizer step is four: every third straddles two rollouts
+    # an optimizer step is four micro-steps, and every third one straddles two rollouts
+    "uneven windows": {"steps_per_generation": 6},
     "batch scaling": {"scale_rewards": "batch"},
 }
 TIMEOUT = 1800  # seconds; the longest launch takes two minutes
-# What is said where less than a whole checkpoint is resumed.
-FRESH_START = "holds no complete checkpoint"
-MISFITS = ("cannot be resumed as a whole", "written with other settings")
+# Words of the messages for a checkpoint that was only partly resumed.
+FRESH_START = "contains no complete checkpoint"
+MISFITS = ("can be resumed only in part", "written with other settings")
 
 
 def reports(folder: Path, num_processes: int) -> list[str]:
-    """What the processes reported of a run, as text: equal if and only if every bit is."""
+    """Return what the processes reported of a run as text, which is equal only if every bit is."""
     return [(folder / f"report-{num_processes}-{rank}.json").read_text() for rank in range(num_processes)]
 
 
@@ -79,12 +80,12 @@ def kill_and_resume(model: str, folder: Path, num_kills: int, seed: int, variant
 
 
 def run(model: str, folder: Path, variant: str, num_processes: int, kill_after: float | None = None) -> bool:
-    """Starts a run, or goes on with it; returns whether it came to its end. What is no kill ends the soak."""
+    """Start or continue a run. Return whether it reached its end. Any exit other than a kill ends the soak test."""
     overrides = {"max_steps": KILLED_STEPS, **KILLED[variant], "resume_from": True, "kill_after": kill_after}
     is_new = steps_done(folder) == 0
     runs = json.dumps({folder.name: overrides})
     result = launch("sampled_runs", model, folder.parent, runs, num_processes=num_processes, timeout=TIMEOUT)
-    # torchrun tells what became of its processes.
+    # torchrun reports how its processes ended.
     is_killed = result.returncode == -9 or (num_processes > 1 and "SIGKILL" in result.stderr)
     is_whole = (FRESH_START in result.stderr) == is_new and not any(words in result.stderr for words in MISFITS)
     if not is_whole or (result.returncode != 0 and (kill_after is None or not is_killed)):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal of 80 columns to run a job in, and the lines that it wrote there."""
+"""A terminal of 80 columns to run a job in, and the lines that the job wrote there."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,10 @@ import forks
 def run_in_terminal(
     *command: object, timeout: float, interrupt_at: Callable[[str], object] = lambda written: False
 ) -> tuple[int, str]:
-    """Exit status of a script and all that it wrote on a terminal; Ctrl-C is pressed once `interrupt_at` is true."""
+    """
+    Return the exit status of a script and all that it wrote on a terminal. Ctrl-C is pressed once `interrupt_at` is
+    true.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     tty, server, env = os.ttyname(theirs), forks.of(0, {**os.environ}), {**os.environ}
@@ -42,5 +45,5 @@ def run_in_terminal(
 
 
 def lines_of(written: str) -> list[str]:
-    """What was written to such a terminal, line by line, without what moves the cursor."""
+    """Return what was written to such a terminal, line by line, without codes that move the cursor."""
     return [line.rstrip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written))]

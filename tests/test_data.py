@@ -92,7 +92,7 @@ def test_every_schema_becomes_the_same_four_columns(write, row, suffix):
 @pytest.mark.parametrize(
     "wrapper", [PAPER, SLIME, GRESO, BOXED, "{}"], ids=["paper", "slime", "GRESO", "boxed", "bare"]
 )
-def test_known_wrappers_are_taken_off_before_another_is_put_on(write, wrapper):
+def test_known_instructions_are_replaced_by_those_of_the_prompt_style(write, wrapper):
     prompt = wrapper.format("Find $x$.")
     path = write([{"prompt": user(prompt), "label": "2"}])
     assert contents(load_math_dataset(path, prompt_style="answer_line")) == [PAPER.format("Find $x$.")]
@@ -117,7 +117,7 @@ def test_the_id_depends_on_the_problem_only(write):
     assert other not in ids
 
 
-def test_duplicates_go_but_for_the_first_and_conflicts_go_altogether(write, caplog):
+def test_the_first_of_duplicates_is_kept_and_conflicts_are_dropped(write, caplog):
     rows = sums(("a", "1"), ("b", "2"), ("a", "1"), ("c", "3"), ("b", "4"), ("a ", "1"), ("b", "2"))
     dataset = load_math_dataset(write(rows))
     assert dataset["solution"][:] == ["1", "3"]
@@ -141,7 +141,7 @@ def test_offset_and_limit_count_problems_not_rows(write):
     assert "2 problems from the first 4 rows" in dataset.info.description
 
 
-def test_one_answer_in_two_notations_is_one_gold(write):
+def test_an_answer_in_two_notations_is_not_a_conflict(write):
     dataset = load_math_dataset(write(sums(("a", "34"), ("b", "35"), ("a", "$34$"))))
     assert dataset["solution"][:] == ["34", "35"]
     assert "removed 1 duplicates and 0 problems" in dataset.info.description
@@ -157,8 +157,8 @@ def test_a_formula_is_read_by_both_rewards(write):
     assert DapoMathReward(boxed="strict")(["\\boxed{2\\pi}", "\\boxed{2}"], [gold] * 2) == [1.0, -1.0]
 
 
-def test_rows_without_a_gold_answer_are_counted_and_named_or_left_out_on_request(write, caplog):
-    golds = ["1", "proof", "proof", "2", None, "", "x" * 301, "notfound", True]  # 7 of 9 are none
+def test_rows_without_a_gold_answer_are_an_error_or_are_skipped(write, caplog):
+    golds = ["1", "proof", "proof", "2", None, "", "x" * 301, "notfound", True]  # 7 of 9 are not a gold answer
     path = write(sums(*((f"p{i}", gold) for i, gold in enumerate(golds))))
     seven = r"7 of 9 \(line 2, line 3, line 5, line 6, line 7, \.\.\.\)"
     way_out = rf"Bad rows: {seven}\. Correct .*`on_bad_rows=\"skip\"`"
@@ -171,14 +171,14 @@ def test_rows_without_a_gold_answer_are_counted_and_named_or_left_out_on_request
     assert re.search(f"Bad rows left out: {seven}", record.message)
 
 
-def test_a_file_of_which_no_problem_is_left_is_refused(write):
+def test_a_file_without_a_usable_problem_is_refused(write):
     with pytest.raises(ValueError, match=r"2 of 2 \(line 1, line 2\)\. No problem is left"):
         load_math_dataset(write(sums(("a", "proof"), ("b", ""))), on_bad_rows="skip")
     with pytest.raises(ValueError, match=r"1 problems with conflicting answers \(2 rows\)\. No problem is left"):
         load_math_dataset(write(sums(("1+1", "2"), ("1+1", "3"))))
 
 
-def test_a_conversation_is_left_alone_as_is_and_refused_otherwise(write):
+def test_a_conversation_is_unchanged_with_as_is_and_refused_with_other_styles(write):
     messages = [{"role": "system", "content": "Be brief."}, *user("1+1")]
     path = write([{"prompt": messages, "label": "2"}])
     assert load_math_dataset(path, prompt_style="as_is")["prompt"][0] == messages
@@ -191,23 +191,26 @@ def test_a_conversation_is_left_alone_as_is_and_refused_otherwise(write):
     [
         (
             {"text": "1+1", "answer": "2"},
-            "found columns `text`, `answer`; expected `prompt` and `reward_model.ground_",
+            "has the columns `text`, `answer`. Expected `prompt` and `reward_model.ground_",
         ),
         ({"prompt": "1+1", "reward_model": "2"}, "line 1 .verl.*`reward_model.ground_truth` is None, exp"),
         ({"prompt": " ", "label": "2"}, "`prompt` is ' ', expected a problem"),
-        ({"prompt": None, "label": "2"}, "`prompt` is None, expected text, or messages"),
-        ({"prompt": user([{"type": "image"}, {"type": "text", "text": "1"}]), "label": "2"}, "expected text, or mess"),
+        ({"prompt": None, "label": "2"}, "`prompt` is None, expected text, or a list of text messages"),
+        (
+            {"prompt": user([{"type": "image"}, {"type": "text", "text": "1"}]), "label": "2"},
+            "expected text, or a list",
+        ),
         ({"problem": "1+1", "solution": "It is 2."}, r"expected a worked solution with its answer in `.boxed\{\}`"),
-        ({"prompt": [], "label": "2"}, r"`prompt` is \[\], expected text, or messages"),
-        ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "of which the last is the user's"),
+        ({"prompt": [], "label": "2"}, r"`prompt` is \[\], expected text, or a list of text messages"),
+        ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "that ends with one of the user"),
     ],
 )
-def test_a_row_of_another_shape_is_refused_with_what_was_found_and_expected(write, row, message):
+def test_the_error_for_a_row_of_another_schema_says_what_was_found_and_expected(write, row, message):
     with pytest.raises(ValueError, match=message):
         load_math_dataset(write([row]))
 
 
-def test_the_place_of_a_wrong_row_is_named(write):
+def test_the_error_for_a_bad_row_names_its_place(write):
     for name in ("sums.json", "sums.parquet"):
         with pytest.raises(ValueError, match=r"`, row 1 .*`answer` is ''"):
             load_math_dataset(write(sums(("a", "1"), ("b", "")), name))
@@ -231,7 +234,7 @@ def test_a_bad_line_is_named_by_its_number_in_the_file(tmp_path, line, message):
 
 
 @pytest.mark.parametrize("name", ["sums.jsonl", "sums.json"])
-def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(tmp_path, name):
+def test_a_byte_order_mark_and_windows_line_ends_are_not_part_of_the_data(tmp_path, name):
     text = '{"problem": "a\u00e9", "answer": "1"}\r\n'
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (f"[{text}]" if name.endswith("json") else text * 2).encode())
     dataset = load_math_dataset(tmp_path / name, prompt_style="as_is")
@@ -247,7 +250,7 @@ def test_a_limit_reads_no_further_line(write, monkeypatch):
     monkeypatch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
     dataset = load_math_dataset(path, offset=50, limit=100)
     assert dataset["solution"][:] == [str(i) for i in range(50, 150)]
-    assert len(parsed) == 2 * 149 + 1  # the 150th problem is not read twice
+    assert len(parsed) == 2 * 149 + 1  # the second row of the 150th problem is not read
     assert "150 problems from the first 299 rows" in dataset.info.description
     assert len(load_math_dataset(path)) == NUM_ROWS / 2
     assert len(parsed) == 299 + NUM_ROWS
@@ -269,7 +272,7 @@ def test_a_limit_reads_no_further_batch_of_parquet(write, monkeypatch):
     assert len(load_math_dataset(path)) == sum(taken) == NUM_ROWS
 
 
-def test_ranges_stay_apart_where_a_longer_one_finds_more_conflicts(write):
+def test_ranges_do_not_overlap_if_a_longer_one_has_more_conflicts(write):
     rows = [*((f"p{i}", i) for i in range(10)), ("p2", 0), ("p7", 0), *((f"p{i}", i) for i in range(10, 15))]
     path = write(sums(*rows))
     for middle in range(1, 12):
@@ -288,7 +291,7 @@ def drawing(grey):
 @pytest.mark.parametrize("place", ["hub", "file"])
 @pytest.mark.parametrize("column", ["images", "image"])
 def test_problems_with_images_keep_them_and_are_told_apart_by_them(tmp_path, monkeypatch, place, column):
-    # The same text three times: twice with the drawing that has the answer 1, once with the one that has 2.
+    # The same text three times: twice with the drawing whose answer is 1, once with the one whose answer is 2.
     greys = (10, 10, 20)
     rows = datasets.Dataset.from_dict(
         {
@@ -301,21 +304,21 @@ def test_problems_with_images_keep_them_and_are_told_apart_by_them(tmp_path, mon
     rows.to_parquet(path)
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows)
     dataset = load_math_dataset(path if place == "file" else "drawings", prompt_style="as_is")
-    assert contents(dataset) == ["Find x."] * 2  # TRL says where an image stands
+    assert contents(dataset) == ["Find x."] * 2  # TRL reports where an image is
     assert dataset["solution"] == ["1", "2"]
     assert [[image.getpixel((0, 0)) for image in images] for images in dataset["images"]] == [[(10,) * 3], [(20,) * 3]]
     assert len(set(dataset["id"])) == 2
 
 
-def test_a_problem_without_an_image_stands_beside_one_with_and_what_is_no_image_is_refused(write):
+def test_problems_with_and_without_images_can_be_mixed_and_other_values_are_refused(write):
     rows = [{"problem": "Find x.", "answer": "1", "images": ["a.png", "b.png"]}, *sums(("1+1", "2"))]
     images = load_math_dataset(write(rows)).with_format("arrow")["images"].to_pylist()
     assert [[image["path"] for image in each] for each in images] == [["a.png", "b.png"], []]
-    with pytest.raises(ValueError, match="line 1: 7 is not an image, expected `bytes` or a `path`"):
+    with pytest.raises(ValueError, match=r"line 1: 7 is not an image\. Expected a path, or a mapping"):
         load_math_dataset(write([{"problem": "Find x.", "answer": "1", "image": 7}]))
 
 
-def test_the_style_that_asks_for_thinking_asks_for_what_both_rewards_read(write):
+def test_the_style_think_asks_for_what_both_rewards_read(write):
     (prompt,) = contents(load_math_dataset(write(sums(("1+1", "2"))), prompt_style="think"))
     assert prompt.startswith("1+1\n")
     answered = [[{"role": "assistant", "content": "<think>One more.</think>\n\\boxed{2}"}]]
@@ -345,7 +348,7 @@ def test_a_damaged_parquet_file_is_refused_with_its_name(write):
 def test_a_json_file_without_rows_is_refused(write, tmp_path):
     with pytest.raises(ValueError, match="is empty: expected rows with `prompt` and `reward_model"):
         load_math_dataset(write([], "sums.json"))
-    refused = {'{"data": []}': "it holds .*, not a list", "{}\n{}": "Extra data.*one object a line.*jsonl"}
+    refused = {'{"data": []}': "it contains .*, not a list", "{}\n{}": "Extra data.*one object per line.*jsonl"}
     for text, message in refused.items():
         (tmp_path / "sums.json").write_text(text)
         with pytest.raises(ValueError, match=rf"sums.json` cannot be read as json: {message}"):
@@ -355,14 +358,14 @@ def test_a_json_file_without_rows_is_refused(write, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"offset": 2}, "`offset` 2 is beyond the end of .* which has 2 problems"),
+        ({"offset": 2}, "`offset=2` is beyond the end of .* which has 2 problems"),
         ({"offset": -1}, "`offset` must be a whole number of at least 0, got -1"),
         ({"limit": 0}, "`limit` must be a whole number of at least 1, got 0. Leave it out for all"),
         ({"on_bad_rows": "drop"}, "'error', 'skip', got 'drop'"),
         ({"prompt_style": "xml"}, "'answer_line', 'boxed', 'think', 'as_is', got 'xml'"),
     ],
 )
-def test_settings_without_a_meaning_are_refused_with_their_value(write, settings, message):
+def test_the_error_for_a_setting_that_is_not_allowed_contains_its_value(write, settings, message):
     with pytest.raises(ValueError, match=message):
         load_math_dataset(write(sums(("a", "1"), ("b", "2"))), **settings)
 
@@ -391,7 +394,7 @@ def test_a_missing_file_is_named_with_every_place_that_was_searched(tmp_path, mo
         load_math_dataset("sums.jsonl")
 
 
-def test_another_name_is_a_dataset_of_the_hub(monkeypatch):
+def test_a_name_that_is_not_a_file_is_a_dataset_on_the_hub(monkeypatch):
     def load_dataset(*args, **kwargs):
         assert (args, kwargs) == (("openai/gsm8k", "main"), {"split": "test"})
         return datasets.Dataset.from_list([{"question": "1+1", "answer": "#### 2"}])
@@ -405,7 +408,7 @@ def test_a_folder_without_data_and_one_with_the_name_of_a_file_are_refused(tmp_p
     with pytest.raises(FileNotFoundError, match="doesn't contain any data files"):
         load_math_dataset(tmp_path)
     (tmp_path / "sums.jsonl").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"sums.jsonl` is a folder: name a file in it"):
+    with pytest.raises(IsADirectoryError, match=r"sums.jsonl` is a folder. Name a file in it"):
         load_math_dataset(tmp_path / "sums.jsonl")
 
 
@@ -424,7 +427,7 @@ def test_ranges_that_overlap_are_refused_and_others_are_not(write):
     path = write(sums(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")))
     train = load_math_dataset(path, limit=3)
     refuse_overlap(train, load_math_dataset(path, offset=3))
-    with pytest.raises(ValueError, match=r"1 of the 2 evaluation problems .* by `dataset_limit` and `eval_dataset_o"):
+    with pytest.raises(ValueError, match=r"1 of the 2 evaluation problems .* set `dataset_limit` and `eval_dataset_o"):
         refuse_overlap(train, load_math_dataset(path, offset=2, prompt_style="boxed"))
 
 
@@ -439,43 +442,43 @@ def test_ranges_that_overlap_are_refused_and_others_are_not(write):
     ],
     ids=["split", "id", "number", "messages", "wrapped"],
 )
-def test_an_evaluation_prompt_that_is_a_training_prompt_is_refused_whatever_else_the_row_says(other):
+def test_an_evaluation_prompt_that_is_also_a_training_prompt_is_refused_whatever_its_other_columns(other):
     train = datasets.Dataset.from_list([{"prompt": "a", "solution": "1"}, {"prompt": "b", "solution": "2"}])
     with pytest.raises(ValueError, match=r"1 of the 1 evaluation problems are in the training set as well \(row 0\)"):
         refuse_overlap(train, datasets.Dataset.from_list([{"prompt": "a", **other}]))
     refuse_overlap(train, datasets.Dataset.from_list([{**other, "prompt": "c"}]))
 
 
-def test_what_a_file_fills_in_makes_no_other_prompt():
+def test_missing_values_that_a_file_adds_do_not_change_a_prompt():
     train = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "a", "name": None}]}])
     with pytest.raises(ValueError, match="1 of the 1 evaluation problems"):
         refuse_overlap(train, datasets.Dataset.from_list([{"prompt": "a", "images": []}]))
 
 
-def test_half_of_a_surrogate_pair_is_refused_with_its_row(write):
+def test_the_error_for_a_lone_surrogate_names_its_row(write):
     path = write([{"prompt": "a"}, {"prompt": "b", "hint": "\ud800"}])
-    with pytest.raises(ValueError, match=r"line 2: expected text without lone surrogates, which no file can hold"):
+    with pytest.raises(ValueError, match=r"line 2 has text with lone surrogates, which cannot be stored in a file"):
         load_prompts(path)
 
 
 def test_rows_have_the_types_that_a_data_loader_reads():
     dataset = datasets.Dataset.from_dict({"prompt": ["a"], "level": [1.5]}).with_format("numpy")
-    assert [type(row["level"]) for row in each_row(dataset)] == [np.float32]  # and of a single row a float64
+    assert [type(row["level"]) for row in each_row(dataset)] == [np.float32]  # a single row would have a float64
 
 
 def test_where_one_prompt_asks_for_many_things_those_are_compared():
-    """As tasks of an environment are, whose prompt is the same."""
+    """Like the tasks of an environment, whose prompts are all the same."""
     train, held_out = ([{"prompt": "Guess it.", "word": word} for word in words] for words in (["ox", "hen"], ["ass"]))
     refuse_overlap(datasets.Dataset.from_list(train), datasets.Dataset.from_list(held_out))
     with pytest.raises(ValueError, match="1 of the 2 evaluation problems"):
         refuse_overlap(*map(datasets.Dataset.from_list, (train, [*held_out, {"prompt": "Guess it.", "word": "hen"}])))
 
 
-def test_text_stays_text_with_as_is_and_in_every_other_style_becomes_a_message(write):
+def test_text_stays_text_with_as_is_and_becomes_a_message_in_other_styles(write):
     path = write([{"prompt": "a", "solution": "1"}])
     assert load_math_dataset(path, prompt_style="as_is")["prompt"][0] == "a"
     assert load_math_dataset(path, prompt_style="boxed")["prompt"][0][0]["role"] == "user"
-    problem = write([{"problem": "a", "answer": "1"}])  # which is no prompt yet
+    problem = write([{"problem": "a", "answer": "1"}])  # a problem is not a prompt yet
     assert load_math_dataset(problem, prompt_style="as_is")["prompt"][0] == [{"role": "user", "content": "a"}]
 
 
@@ -504,22 +507,22 @@ def test_the_960_rows_of_aime_are_30_problems():
 
 # ---- Numbers keep their digits, problems are whole prompts, and a suffix may be written in capitals ----
 
-LONG = 2**63 + 5  # 9223372036854775813: more than 64 bits hold
+LONG = 2**63 + 5  # 9223372036854775813 does not fit into 64 bits
 
 
 def golds(path, **options):
     return [row["solution"] for row in load_prompts(path, **options)]
 
 
-def test_whole_numbers_that_64_bits_cannot_hold_keep_their_digits_as_text(write):
+def test_integers_that_do_not_fit_into_64_bits_become_text(write):
     rows = [{"prompt": f"p{i}", "solution": gold} for i, gold in enumerate([LONG, 3, None])]
     assert golds(write(rows)) == [str(LONG), "3", None]  # a column has one type
     nested = [{"prompt": "p", "reward_model": {"ground_truth": [LONG]}}]
     assert load_prompts(write(nested))[0]["reward_model"] == {"ground_truth": [str(LONG)]}
-    assert golds(write([{"prompt": "p", "solution": 2**63 - 1}])) == [2**63 - 1]  # which they hold
+    assert golds(write([{"prompt": "p", "solution": 2**63 - 1}])) == [2**63 - 1]  # the values that it can hold
 
 
-def test_a_column_of_64_bits_without_a_sign_keeps_its_digits_too(tmp_path):
+def test_a_column_of_unsigned_64_bit_integers_keeps_its_digits(tmp_path):
     table = pa.table({"prompt": ["a", "b"], "solution": pa.array([2**64 - 1, 4], pa.uint64())})
     pq.write_table(table, tmp_path / "sums.parquet")
     assert golds(tmp_path / "sums.parquet") == [str(2**64 - 1), "4"]
@@ -532,7 +535,7 @@ def test_a_column_of_64_bits_without_a_sign_keeps_its_digits_too(tmp_path):
         (["12345678901234567", "", "3"], [12345678901234567, None, 3]),  # a float would end in ...568
         (["12345678901234567", "2.5"], ["12345678901234567", "2.5"]),
         ([str(LONG), "", "3"], [str(LONG), None, "3"]),
-        (["007", "33"], ["007", "33"]),  # three digits, as AIME has them
+        (["007", "33"], ["007", "33"]),  # three digits, as in AIME
         (["0.50", "1e-07"], [0.5, 1e-07]),
         (["0.12345678901234567890", "1"], ["0.12345678901234567890", "1"]),
         (["-5", "+5"], [-5, 5]),
@@ -542,7 +545,7 @@ def test_a_column_of_64_bits_without_a_sign_keeps_its_digits_too(tmp_path):
     ],
     ids=str,
 )
-def test_a_gold_of_a_csv_file_keeps_the_digits_that_were_written(tmp_path, written, read):
+def test_a_gold_answer_in_a_csv_file_keeps_its_digits(tmp_path, written, read):
     path = tmp_path / "golds.csv"
     path.write_text("prompt,solution\n" + "".join(f"p{i},{gold}\n" for i, gold in enumerate(written)))
     found = golds(path)
@@ -555,7 +558,7 @@ def messages(*turns):
 
 
 def test_conversations_that_end_in_the_same_message_are_different_problems(write):
-    """Eight conversations and a single prompt end in the same question; each has a gold of its own."""
+    """Eight conversations and a single prompt end with the same question. Each has an answer of its own."""
     rows = [
         {"prompt": messages(("system", f"Rule {i}"), ("user", "What is x?")), "solution": str(i)} for i in range(4)
     ]
@@ -567,7 +570,7 @@ def test_conversations_that_end_in_the_same_message_are_different_problems(write
     dataset = load_math_dataset(write(rows), prompt_style="as_is")
     assert dataset["solution"] == ["0", "1", "2", "3", "0", "1", "2", "3", "9"]
     assert len(set(dataset["id"])) == 9
-    # The same conversation twice is one problem, and the id of a single prompt is what it was before.
+    # The same conversation twice is one problem, and the id of a single prompt has not changed.
     assert len(load_math_dataset(write(rows + rows), prompt_style="as_is")) == 9
     single = load_math_dataset(write([{"prompt": "What is x?", "solution": "9"}]))
     assert dataset["id"][8] == single["id"][0]

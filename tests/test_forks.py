@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs in forked processes: what their launcher does with those that end on their own."""
+"""Jobs in forked processes: how the launcher treats jobs that end on their own."""
 
 import os
 import select
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.fast
 def test_of_two_jobs_that_fail_at_once_the_second_is_waited_for_and_the_next_two_are_told_apart(tmp_path, monkeypatch):
-    """When the first is heard of, the second has ended as well: there is nobody to kill."""
+    """When the launcher learns that the first has ended, the second has ended as well, so there is nothing to kill."""
 
     def hear_of_one(streams, *others):
         if len(streams) < 2:

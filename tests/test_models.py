@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the configs of well-known models say of positions and context, and what their attention costs."""
+"""Positions and context lengths in the configs of well-known models, and the cost of their attention."""
 
 from types import SimpleNamespace
 
@@ -47,7 +47,7 @@ FACTORS = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "original_max_
         (Llama4TextConfig(), True, "attn_temperature_tuning"),
         (Llama4TextConfig(attn_temperature_tuning=False), True, None),
         (Ministral3Config(), True, "llama_4_scaling_beta"),
-        (GPT2Config(), False, None),  # only a pass of the model tells
+        (GPT2Config(), False, None),  # only a pass through the model shows it
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
@@ -72,15 +72,15 @@ def test_the_context_is_what_the_config_names_with_its_rope_scaling(config, leng
     assert context_length(config) == length
 
 
-# What attention costs
+# The cost of attention
 
 
 FULL, SLIDING = ["full_attention"], ["sliding_attention"]
 
 
 def test_attention_beside_the_weights_of_qwen3_4b():
-    # Weights that a token is multiplied with: 36 x (2560 x 128 x (32 + 8) x 2 + 3 x 2560 x 9728) + 2560 x 151936
-    # = 4,022,272,000. Pairs: 2 x 36 x 32 x 128 = 294,912.
+    # Weights by which a token is multiplied: 36 x (2560 x 128 x (32 + 8) x 2 + 3 x 2560 x 9728) + 2560 x 151936 =
+    # 4,022,272,000. Pairs: 2 x 36 x 32 x 128 = 294,912.
     expected = 294_912 / 4_022_272_000
     assert ModelShape(2560, 36, 32, 8, 128, 151_936, 9728).attention_cost == pytest.approx(expected, rel=1e-12)
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
@@ -100,14 +100,14 @@ def test_experts_count_as_far_as_a_token_passes_them():
 
 
 def test_where_layers_differ_the_first_that_sees_its_whole_row_speaks_for_them():
-    # 26 layers in all, of which every second sees its row: 2 x 13 x 8 heads x 4 = 832 pairs. Weights: 26 x (attention
+    # 26 layers, of which every second has full attention: 2 x 13 x 8 heads x 4 = 832 pairs. Weights: 26 x (attention
     # 16 x 4 x 2 x (8 + 2) = 1,280 and 3 x 16 x 30 = 1,440) and 16 x 10: 70,880.
     numbers = {"hidden_size": 16, "num_hidden_layers": 26, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 10}
     layer_types, heads, widths = (SLIDING + FULL) * 13, [2, 8] * 13, [20, 30] * 13
     lists = {"layer_types": layer_types, "num_attention_heads": heads, "intermediate_size": widths}
     assert attention_cost_of(SimpleNamespace(**numbers, **lists)) == 832 / 70_880
-    # Gemma 4 keeps what differs in a config for each layer: 5 of 30 layers see their row, with heads of 512, not 256.
-    # Weights: 30 x (2304 x 512 x 2 x (8 + 4) + 3 x 2304 x 9216) + 2304 x 262144 = 3,364,356,096.
+    # Gemma 4 has one config per layer for what differs: 5 of 30 layers have full attention, with heads of 512, not
+    # 256. Weights: 30 x (2304 x 512 x 2 x (8 + 4) + 3 x 2304 x 9216) + 2304 x 262144 = 3,364,356,096.
     assert attention_cost_of(Gemma4TextConfig()) == 2 * 5 * 8 * 512 / 3_364_356_096
 
 
@@ -120,9 +120,9 @@ def test_the_cost_of_no_causal_model_of_transformers_is_an_error():
             left_out.append(name)
             continue
         found[name] = attention_cost_of(config.get_text_config(decoder=True))
-    assert {*left_out} <= {"gemma4_assistant", "musicgen", "musicgen_melody"}  # they take no defaults
+    assert {*left_out} <= {"gemma4_assistant", "musicgen", "musicgen_melody"}  # these cannot be created with defaults
     assert len(found) > 170
     assert {name: cost for name, cost in found.items() if not 0 <= cost < 1e-3} == {}
     assert found["mamba"] == 0  # without attention
-    assert min(found["gemma3n"], found["falcon_h1"]) > 0  # the latter's layers join attention and a state
-    assert found.get("dots3_note", 0.0) == 0.0  # its layers see a window, or what an index chooses
+    assert min(found["gemma3n"], found["falcon_h1"]) > 0  # the layers of the latter combine attention with a state
+    assert found.get("dots3_note", 0.0) == 0.0  # its layers attend to a window, or to tokens that an index selects

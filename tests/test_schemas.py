@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of the datasets that people train on: a few rows of our own in the schema of each, `data/schemas/`."""
+"""Reading of the datasets that people train on: a few rows of our own in the schema of each, in `data/schemas/`."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,9 @@ from trl_dapo.data import load_math_dataset
 pytestmark = pytest.mark.fast
 
 SCHEMAS = Path(__file__).parent / "data" / "schemas"
-NONE, SEVERAL, TRUTH = "expected an answer.", "expected one answer: nothing says whether", "not a truth value"
+NONE, SEVERAL, TRUTH = "expected an answer.", "expected one answer, because it is not clear", "not a truth value"
 CODE, WORKED = "not code or its tests", "a worked solution with its answer in"
-# The gold answer of each row, or (place, what is said of the row).
+# The gold answer of each row, or (row number, message about the row).
 GOLDS = {
     "skywork_or1.jsonl": ["5", "$\\frac{a}{2}$", ("line 3", SEVERAL), ("line 4", CODE), ("line 5", CODE)],
     "numinamath_cot.jsonl": ["5", ("line 2", WORKED), "$\\frac{a}{2}$"],
@@ -59,7 +59,7 @@ def test_a_row_of_each_schema_has_its_gold_answer_or_is_refused_by_its_place(nam
     bad = [row for row in GOLDS[name] if isinstance(row, tuple)]
     golds = [row for row in GOLDS[name] if isinstance(row, str)]
     for place, message in bad[:1]:
-        # The first is named with what is wrong, and all are counted.
+        # The first one is named with its fault, and all are counted.
         places = ", ".join(place for place, _ in bad)
         with pytest.raises(ValueError, match=rf"{place} \(.*{re.escape(message)}.* {len(bad)} of .*\({places}\)"):
             load_math_dataset(SCHEMAS / name, prompt_style="as_is")

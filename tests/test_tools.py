@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fast
         ("3**500", str(3**500)),
     ],
 )
-def test_arithmetic_is_exact_where_integers_are(expression, value):
+def test_arithmetic_with_integers_is_exact(expression, value):
     assert calculate(expression) == value
 
 
@@ -34,7 +34,7 @@ def test_arithmetic_is_exact_where_integers_are(expression, value):
         ("x + 1", "`x` is not arithmetic"),
         ("round(2.5, ndigits=1)", "no named arguments"),
         ("2 +", "'2 [+]' is not an arithmetic expression"),
-        ({"expression": "1"}, "is not an arithmetic expression"),  # arguments are what a model writes
+        ({"expression": "1"}, "is not an arithmetic expression"),  # the arguments are what a model might write
         ("(" * 299, "is not an arithmetic expression"),
         ("1" * 301, "301 characters, more than 300"),
         ("(-8) ** 0.5", "is not a real number"),
@@ -48,12 +48,12 @@ def test_nothing_but_arithmetic_is_evaluated(expression, message):
 @pytest.mark.parametrize(
     "expression", ["1 / 0", "10.0**400", "ceil(1e999)", "log(2, 1)", "factorial(2.5)", "max()", "sqrt(1, 2)"]
 )
-def test_what_has_no_value_says_so(expression):
+def test_an_expression_without_a_value_gives_an_error(expression):
     with pytest.raises(ValueError, match="has no value"):
         calculate(expression)
 
 
-# The last: 4,000 bits and 4,000 bits make 8,000.
+# The last one: 4,000 bits and 4,000 bits make 8,000.
 @pytest.mark.parametrize(
     "expression",
     [
@@ -70,6 +70,6 @@ def test_no_expression_takes_long(expression):
         calculate(expression)
 
 
-def test_what_a_model_is_told_of_the_tool_names_every_function():
+def test_the_description_of_the_tool_names_every_function():
     told = get_json_schema(calculate)["function"]["parameters"]["properties"]["expression"]["description"]
     assert [name for name in (*tools._FUNCTIONS, *tools._NAMES) if f" {name}" not in told] == []

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Small random models: one that reads characters, one that may call tools, one that sees images."""
+"""Small random models: one that reads characters, one that may call tools, one that takes images."""
 
 import string
 from pathlib import Path
@@ -33,12 +33,12 @@ IMAGE_TEMPLATE = (
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character."""
+    """A tokenizer with one token per character."""
     return build_character_tokenizer(string.printable, CHAT_TEMPLATE)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast | None = None, **sizes) -> Qwen3ForCausalLM:
-    """The same weights for the same sizes; with no tokenizer given, for `make_tokenizer`'s vocabulary."""
+    """A model with the same weights for the same sizes. By default it fits the vocabulary of `make_tokenizer`."""
     settings = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -57,7 +57,7 @@ def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None
 
 
 def save_tool_model(path: Path) -> str:
-    """A model whose chat template is Qwen3's, which TRL knows how to parse tool calls of."""
+    """A model with the chat template of Qwen3, whose tool calls TRL can parse."""
     tokenizer = make_tokenizer()
     marks = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks[:2], "eos_token": "<|im_end|>"})

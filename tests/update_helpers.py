@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Scripted rollouts, the gradients they give, and what the two-process tests run in each process."""
+"""Scripted rollouts, their gradients, and jobs that the two-process tests run in each process."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from trl_dapo import DAPOTrainer
 from trl_dapo.update.phase import UpdatePhaseMixin
 
 
-# Each training run collects garbage, which takes ten times as long as its steps if it walks through all of torch.
+# Each training run collects garbage, which takes ten times as long as its steps if all objects of torch are visited.
 gc.freeze()
 
 PAD = 0  # of `make_tokenizer`
@@ -26,7 +26,7 @@ PAD = 0  # of `make_tokenizer`
 
 @dataclass
 class Row:
-    """One prompt and completion, with what a rollout may say of each of its tokens."""
+    """A prompt and completion, with per-token values that a rollout may have."""
 
     prompt: list[int]
     completion: list[int]
@@ -34,7 +34,7 @@ class Row:
     tool_mask: list[int] | None = None
     old: list[float] | None = None
     image: float | None = None
-    unknown: float | None = None  # of a tensor that a later TRL may add to its rollouts
+    unknown: float | None = None  # a tensor that a later TRL may add to its rollouts
     ref: list[float] | None = None
     is_masked: bool = False
     is_filler: bool = False
@@ -57,17 +57,19 @@ def make_rows(num_rows, seed=0, longest=40):
 
 
 def mask(rows, indices):
-    """As overlong filtering masks completions that were cut off."""
+    """Mask rows as overlong filtering masks completions that were cut off."""
     return [replace(row, is_masked=True) if i in indices else row for i, row in enumerate(rows)]
 
 
 def fill(rows, indices):
-    """As a rollout that fell short is filled up."""
+    """Mark rows as filler, as in a rollout whose batch was not full."""
     return [replace(row, is_filler=True, advantage=0.0) if i in indices else row for i, row in enumerate(rows)]
 
 
 def collate(rows):
-    """A rollout as GRPOTrainer builds it: prompts padded on the left, completions on the right, to the longest."""
+    """
+    Return a rollout as GRPOTrainer builds it: prompts padded on the left, completions on the right, to the longest.
+    """
     prompt_width = max(len(row.prompt) for row in rows)
     completion_width = max(len(row.completion) for row in rows)
 
@@ -96,7 +98,7 @@ def collate(rows):
     if any(row.is_filler for row in rows):
         rollout["is_filler"] = torch.tensor([row.is_filler for row in rows])
     if rows[0].image is not None:
-        # Two patches a row, so that nothing about an image is indexed by row: the layout of Qwen's processors.
+        # Two patches per row, so that images are not indexed by row: the layout of Qwen's processors.
         rollout["pixel_values"] = torch.tensor([[row.image] for row in rows for _ in range(2)])
         rollout["image_grid_thw"] = torch.tensor([[1, 1, 2]] * len(rows))
         rollout["num_images"] = [1] * len(rows)
@@ -107,12 +109,12 @@ def collate(rows):
 
 
 def tiny_policy():
-    """A model whose next-token distribution is far from uniform, so that rows differ in their gradients."""
+    """A model whose next-token distribution is far from uniform, so that the gradients of rows differ."""
     return make_model(initializer_range=0.1)
 
 
 class Scripted:
-    """Trains on rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
+    """Trains on rollouts from `script`, or samples them if there is none. Records gradients and micro-batches."""
 
     def __init__(self, script=None, model=None, **settings):
         defaults = {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "num_generations": 2, "max_steps": 1}
@@ -143,7 +145,7 @@ class Scripted:
         return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
-        """The policy sees no images: note which came with which row, and leave them out."""
+        """The policy does not accept images: record which came with which row, and remove them."""
         images = {key: kwargs.pop(key, None) for key in ("pixel_values", "image_grid_thw", "num_images")}
         if images["pixel_values"] is not None:
             patches = images["pixel_values"].flatten().split([2 * number for number in images["num_images"]])
@@ -173,7 +175,7 @@ class ScriptedDAPO(Scripted, DAPOTrainer):
 
 
 def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, **settings):
-    """Trains on `script`, of which each optimizer step takes an equal share."""
+    """Train on `script`. Each optimizer step takes an equal share of it."""
     if script is not None:
         num_rows = len(script) // (settings.get("max_steps", 1) * num_microbatches * num_ranks)
         settings.setdefault("per_device_train_batch_size", num_rows)
@@ -188,13 +190,13 @@ def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, *
 
 
 def gradient(model):
-    """All gradients in one vector; zeros where there is none."""
+    """Return all gradients as one vector, with zeros for missing ones."""
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([getattr(grad, "full_tensor", lambda grad=grad: grad)().flatten() for grad in grads]).clone()
 
 
 def reference_gradient(rows):
-    """One row at a time, nothing padded, the formula spelled out."""
+    """The gradient computed one row at a time, without padding, with the formula written out."""
     model = tiny_policy()
     num_tokens = sum(sum(row.loss_mask) for row in rows)
     for row in rows:
@@ -216,7 +218,7 @@ def padded_tokens(microbatch):
 
 
 def policy_with_reference(folder):
-    """A policy whose reference model, it in its beginning, is loaded from a folder."""
+    """A policy whose reference model, with the same initial weights, is loaded from a folder."""
     model = tiny_policy()
     model.save_pretrained(folder)
     model.config._name_or_path = str(folder)
@@ -224,12 +226,12 @@ def policy_with_reference(folder):
 
 
 def logs_of(trainer):
-    """What was logged of each optimizer step."""
+    """Return the logs of each optimizer step."""
     return [log for log in trainer.state.log_history if "loss" in log]
 
 
 def passes_without_gradient(trainer, rollout, compute=UpdatePhaseMixin._get_per_token_logps_and_entropies):
-    """Log-probabilities and entropies without gradient, and the rows and columns of each pass."""
+    """Return log-probabilities and entropies without gradient, and the rows and columns of each pass."""
     ids, attention = whole_rows(rollout)
     seen, num_columns = [], rollout["completion_ids"].size(1)
     hook = trainer.model.register_forward_pre_hook(
@@ -243,7 +245,7 @@ def passes_without_gradient(trainer, rollout, compute=UpdatePhaseMixin._get_per_
 
 
 def whole_rows(rollout):
-    """Token ids and attention of prompts and completions together."""
+    """Token ids and attention mask of prompts and completions together."""
     return (torch.cat([rollout[f"prompt_{kind}"], rollout[f"completion_{kind}"]], dim=1) for kind in ("ids", "mask"))
 
 
@@ -265,19 +267,19 @@ def completions_of(microbatches):
 
 ROWS = make_rows(16)
 LOSSES = ["grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo"]
-# What differs between two runs that are the same.
+# Parameters in which runs may differ that must give the same result.
 TIMED = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 # Micro-batches per optimizer step, and how many of them one rollout fills.
 SPLITS = [(1, 1), (2, 2), (4, 4), (8, 8), (4, 2), (4, 1), (8, 4)]
 
 
 def old(rows, indices):
-    """Those of `indices` as sampled by an older policy."""
+    """Return the rows in which those of `indices` have the log-probabilities of an earlier policy."""
     return [replace(row, old=[-4.0] * len(row.completion)) if i in indices else row for i, row in enumerate(rows)]
 
 
 def with_unknown(rows):
-    """As a later TRL may make them: with a tensor whose padding is not known, here the row's number."""
+    """Rollouts as a later TRL may make them, with a tensor of unknown padding. Here it is the row's number."""
     return [replace(row, unknown=float(i)) for i, row in enumerate(rows)]
 
 
@@ -297,25 +299,26 @@ CASES = {
 
 
 def two_processes(folder, job="main"):
-    """Runs `CASES`, or another job, in two gloo processes. Returns what each of them found."""
+    """Run `CASES`, or another job, in two gloo processes. Return what each of them found."""
     result = launch(job, folder, num_processes=2, jobs=__file__)
     assert result.returncode == 0, result.stderr[-3000:]
     return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
 
 
-# Rows, split and settings of other losses than DAPO's. Filler lies on the last rank, as in a rollout that fell short.
+# Rows, split and settings of losses other than DAPO's. Filler is on the last process, as in a rollout that is not
+# full.
 OTHER_LOSSES = {
     "filler, grpo": (fill(ROWS, range(6, 16)), (4, 4), {"loss_type": "grpo"}),
     "filler, dr_grpo, window of two rollouts": (fill(ROWS, range(6, 16)), (4, 2), {"loss_type": "dr_grpo"}),
     "filler, cispo": (fill(ROWS, range(6, 16)), (2, 2), {"loss_type": "cispo"}),
 }
 
-# Runs that sample: a rank has one row of each optimizer step.
+# Runs that sample: a process has one row of each optimizer step.
 SAMPLED = {"one row a rank": {}, "one row a rank, no dynamic sampling": {"use_dynamic_sampling": False}}
 
 
 def rows_of(microbatch):
-    """The rows of a micro-batch, without their padding."""
+    """Return the rows of a micro-batch without their padding."""
     columns = [microbatch[key].bool() for key in ("prompt_mask", "completion_mask")]
     return [
         Row(prompt[prompt_mask].tolist(), completion[completion_mask].tolist(), advantage.item())

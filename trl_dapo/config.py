@@ -8,13 +8,19 @@ from typing import Any
 from trl import GRPOConfig
 
 from .settings.arguments import read_mapping
-from .settings.batch_sizes import WorkedOut, count_microbatches, describe_batches, describe_torn_group, size_batches
+from .settings.batch_sizes import (
+    ComputedSize,
+    count_microbatches,
+    describe_batches,
+    describe_split_group,
+    size_batches,
+)
 from .settings.environment import num_processes_of
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values, read_choice
 from .settings.rules import check_rules
 from .settings.sampling_defaults import SAVINGS, normalize
-from .settings.warnings import leave_out_renaming_warnings
+from .settings.warnings import hide_renaming_warnings
 
 
 # Share of `ddp_timeout` that a request may take. A request that fails then raises an error that names the server
@@ -109,14 +115,14 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_max_gen_batches (`float`, *optional*, defaults to `10.0`):
             The most completions that one rollout may sample, in rollout batches. Sampling continues until the batch is
             full or this limit is reached. `1.0` is the budget of [`~trl.GRPOTrainer`]: a rollout then never costs more
-            than GRPO's, and its batch stays short if groups are dropped. `0` means no limit. If less is left than a
-            quarter of a batch, or too little for every process to sample the same number of whole groups, no further
-            prompts are sampled.
+            than a rollout of GRPO, and its batch stays short if groups are dropped. `0` means no limit. Sampling also
+            stops if less than a quarter of a batch is left of the limit, or too little for every process to sample the
+            same number of whole groups.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when that limit is reached and the batch is not full. `"top_up"` trains on the groups that were
-            accepted; the rest of the batch is filled with rows that have no weight. `"error"` stops the run and says
-            why groups were dropped.
-        dynamic_sampling_stop_after (`int`, *optional*, defaults to `20`):
+            accepted, and fills the rest of the batch with rows that have no weight. `"error"` stops the run with an
+            error that says why groups were dropped.
+        dynamic_sampling_stop_after (`int`, *optional*, defaults to `25`):
             Stop the run after this many rollouts in a row that accepted no group, with a checkpoint and advice.
             `trl-dapo train` then exits with status 3. `0` never stops the run. Without a limit per rollout
             (`dynamic_sampling_max_gen_batches=0`) the run stops within a rollout, after 10 times this number of
@@ -165,16 +171,18 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_screen (`str`, *optional*):
             Number of completions of a prompt to sample first, such as `"4"`. The rest of the group is sampled,
             together with the next prompts, only if the rewards of the first completions differ. Then the whole group
-            is scored again, in one call, and those rewards count. `"on"` chooses the cheapest number for each prompt,
-            by its pass rate or by that of all prompts. `"auto"` does so only while few groups are accepted (below
-            20%), and samples whole groups otherwise. `"off"` always samples whole groups. With carried surplus,
-            partial groups are completed in the next rollout. Defaults to `"auto"` if the rewards say which completions
-            are correct, and to `"off"` otherwise, with tools, or with transformers on a GPU.
+            is scored again, in one call, and only those rewards count. `"on"` chooses the cheapest number for each
+            prompt, by its pass rate or by that of all prompts. `"auto"` does so only while few groups are accepted
+            (below 20%), and samples whole groups otherwise. `"off"` always samples whole groups. With
+            `dynamic_sampling_surplus="carry"`, groups that are still partial when a rollout ends are completed in the
+            next one. Defaults to `"auto"` if the rewards say which completions are correct, and to `"off"` otherwise,
+            with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
-            Whether to remember each prompt's pass rate, and to skip prompts that are likely to be dropped for a while.
-            `"auto"` skips prompts only while few groups are accepted (below 20%). A folder makes a run know pass rates
-            from the start: that of an evaluation of the training prompts, of an earlier run, or of a checkpoint.
-            Defaults to `"auto"` if the rewards say which completions are correct, and to `False` otherwise.
+            Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
+            be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). If this is a folder, the
+            run also starts with the pass rates in it: the folder of an evaluation of the training prompts, of an
+            earlier run, or of a checkpoint. Defaults to `"auto"` if the rewards say which completions are correct, and
+            to `False` otherwise.
 
         > vLLM's server
 
@@ -250,7 +258,7 @@ class DAPOConfig(GRPOConfig):
     use_dynamic_sampling: bool = True
     dynamic_sampling_max_gen_batches: float = 10.0
     dynamic_sampling_on_exhausted: str = field(default="top_up", metadata=_choices("dynamic_sampling_on_exhausted"))
-    dynamic_sampling_stop_after: int = 20
+    dynamic_sampling_stop_after: int = 25
     max_tokens_generated: int | None = None
     dynamic_sampling_rewards: list[str] | None = None
     dynamic_sampling_min_accuracy: float = 0.0
@@ -275,7 +283,7 @@ class DAPOConfig(GRPOConfig):
     log_groups: int = 4
 
     def __post_init__(self) -> None:
-        self._forget_worked_out_sizes()
+        self._reset_computed_sizes()
         stated = {name for name in BATCH_SIZES if getattr(self, name) != self._default_of(name)}
         self.scale_rewards = read_choice("scale_rewards", self.scale_rewards)
         check_values(self)
@@ -302,14 +310,14 @@ class DAPOConfig(GRPOConfig):
             self.generation_batch_size = None
             stated.discard("generation_batch_size")
         requested_batch_size = self.generation_batch_size
-        leave_out_renaming_warnings()
+        hide_renaming_warnings()
         try:
             super().__post_init__()
         except ValueError as error:
             # TRL's own messages name sizes that the user did not set, or no value, and do not say what to change.
             if "must be divisible by num_generations" in str(error):
                 steps = vars(self)["steps_per_generation"]  # an integer by now
-                raise ValueError(describe_torn_group(self, steps, self.world_size, requested_batch_size)) from None
+                raise ValueError(describe_split_group(self, steps, self.world_size, requested_batch_size)) from None
             if "can not be both configured" in str(error) or "divisible by the global batch size" in str(error):
                 count_microbatches(self, self.world_size)
             raise
@@ -323,7 +331,7 @@ class DAPOConfig(GRPOConfig):
         for name in BATCH_SIZES:
             value = getattr(self, name)
             if name not in stated and value != self._default_of(name):
-                setattr(self, name, WorkedOut(value))
+                setattr(self, name, ComputedSize(value))
 
     def _check_mappings(self) -> None:
         """Refuse text that transformers could not read as a mapping. The error names the field."""
@@ -334,10 +342,10 @@ class DAPOConfig(GRPOConfig):
             if is_mapping or (is_json and name in MAPPING_OR_FILE):
                 read_mapping(name, value)
 
-    def _forget_worked_out_sizes(self) -> None:
+    def _reset_computed_sizes(self) -> None:
         """Reset the batch sizes that another config computed from fields that may have changed since."""
         for name in BATCH_SIZES:
-            if isinstance(getattr(self, name), WorkedOut):
+            if isinstance(getattr(self, name), ComputedSize):
                 setattr(self, name, self._default_of(name))
 
     def _default_of(self, name: str) -> Any:
@@ -346,7 +354,7 @@ class DAPOConfig(GRPOConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, as other packages expect them (`dict[str, Any]`)."""
         values = super().to_dict()
-        return {name: int(value) if isinstance(value, WorkedOut) else value for name, value in values.items()}
+        return {name: int(value) if isinstance(value, ComputedSize) else value for name, value in values.items()}
 
     @property
     def _in_prompts(self) -> bool:

@@ -1,8 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""
-Functions that make the parts of a trainer from plain values, and refuse what cannot work before anything is generated.
-"""
+"""Functions that check a trainer's arguments and build its parts, before anything is generated."""
 
 import copy
 import inspect
@@ -34,25 +32,27 @@ from .settings.rules import DEFAULT_MAX_GEN_BATCHES, check_rules
 from .settings.sampling_defaults import PAPER, SamplingChoice, why_not_screened
 
 
-OF_SAMPLING = "dynamic_sampling_", "batch_multiplier", "min_replace_ratio"
-# Evaluation uses these too: they decide which completions are correct, and limit the calls of an evaluation.
-OF_OTHERS = "rewards", "min_accuracy", "max_accuracy", "accuracy_threshold", "max_round_size"
+# Beginnings of the names of settings for dynamic sampling.
+SAMPLING_SETTINGS = "dynamic_sampling_", "batch_multiplier", "min_replace_ratio"
+# Ends of those that also have an effect without dynamic sampling: they define which completions are correct, or limit
+# the calls of an evaluation.
+SETTINGS_WITH_OTHER_USES = "rewards", "min_accuracy", "max_accuracy", "accuracy_threshold", "max_round_size"
 
 
 def check_loss_is_ours(trainer: type) -> None:
-    """Refuses Unsloth's trainer in the place of TRL's: it computes a loss of its own, whatever inherits from it."""
+    """Raise if Unsloth has replaced TRL's trainer, since a trainer that inherits from Unsloth's computes its loss."""
     for cls in (*inspect.getmro(trainer), trl.GRPOTrainer):
         if cls.__name__.removeprefix("_").startswith("Unsloth"):
             raise ValueError(
-                f"Unsloth has put `{cls.__name__}` in the place of TRL's `GRPOTrainer`. It computes a loss of its "
-                "own, and DAPO's is never computed. Train in a process that does not import `unsloth`. A model that "
-                "Unsloth saved with `save_pretrained_merged` can be trained there, and QLoRA works without it: "
-                "`trl-dapo recipes --show qwen3_4b_qlora_1gpu`."
+                f"Unsloth has replaced TRL's `GRPOTrainer` with `{cls.__name__}`, which computes a loss of its own, "
+                "so that DAPO's loss would never be used. Train in a process that does not import `unsloth`. There "
+                "you can train a model that Unsloth saved with `save_pretrained_merged`. QLoRA works without Unsloth: "
+                "see `trl-dapo recipes --show qwen3_4b_qlora_1gpu`."
             )
 
 
 def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer: type) -> DAPOConfig:
-    """The settings that were given to a trainer, or the defaults with a folder of the model's name."""
+    """Return a copy of the settings, or the defaults, with an output folder that is named after the model."""
     check_loss_is_ours(trainer)
     if args is None:
         model_id = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -62,25 +62,26 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
         if isinstance(args, dict):
             given, fix = "{...}", "DAPOConfig(**{...})"
         raise TypeError(
-            f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
-            "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
+            f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` with `{fix}` (`from "
+            "trl_dapo import DAPOConfig`). It accepts every field of `GRPOConfig`."
         )
-    return copy.copy(args)  # what is not set is decided for one trainer, and may be decided differently for the next
+    # A copy, because the trainer fills in defaults, which may differ for the next trainer with the same settings.
+    return copy.copy(args)
 
 
 def check_adapter(model: str | PreTrainedModel | PeftModel, beta: float) -> None:
-    """Refuses an adapter that is handed over under another name than TRL copies the reference from."""
+    """Raise if the model's adapter does not have the name from which TRL copies the reference model."""
     if isinstance(model, PeftModel) and beta and "default" not in model.peft_config:
         named = ", ".join(map(repr, model.peft_config))
         raise ValueError(
-            f"`beta={beta}` needs a reference, which TRL copies from the adapter that is named 'default', and the "
-            f"model has the adapters {named}. Leave out `adapter_name` when you make "
-            "or load the adapter, hand a `peft_config` to the trainer instead, or set `beta=0.0`."
+            f"`beta={beta}` needs a reference model, which TRL copies from the adapter named 'default', but the "
+            f"adapters of this model are {named}. Leave out `adapter_name` when you create or load the adapter, pass "
+            "a `peft_config` to the trainer instead, or set `beta=0.0`."
         )
 
 
 def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) -> SamplingChoice:
-    """Settles how prompts are sampled, and refuses what contradicts."""
+    """Choose how prompts are sampled, and raise if settings contradict each other."""
     no_screen = why_not_screened(args, facts["has_tools"] or facts["has_environments"], on_cpu)
     choice = SamplingChoice(args, no_screen, **facts)
     check_rules(args)
@@ -88,7 +89,7 @@ def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) ->
     if args.use_dynamic_sampling:
         return choice
     for field in fields(args):
-        if not field.name.startswith(OF_SAMPLING) or field.name.endswith(OF_OTHERS):
+        if not field.name.startswith(SAMPLING_SETTINGS) or field.name.endswith(SETTINGS_WITH_OTHER_USES):
             continue
         value = getattr(args, field.name)
         if value not in (field.default, PAPER.get(field.name)):
@@ -102,34 +103,34 @@ def check_rewards_and_data(
     reward_funcs: Sequence[Any],
     reward_names: Sequence[str],
     *,
-    kept_columns: Collection[str] | None,  # that `remove_unused_columns` leaves; `None` for all
-    may_be_empty: bool,  # whether a prompt of no text has a token
+    kept_columns: Collection[str] | None,  # those that `remove_unused_columns` keeps; `None` for all
+    may_be_empty: bool,  # whether an empty prompt has a token, so that it can be sampled from
     has_environments: bool,
     has_rollout_func: bool,
 ) -> None:
-    """Refuses data and reward functions that would fail only once completions have been sampled for them."""
+    """Raise if data or reward functions have errors that would otherwise show only after sampling completions."""
     eval_datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     datasets = {"train_dataset": train_dataset}
     datasets |= {f"eval_dataset['{name}']" if name else "eval_dataset": data for name, data in eval_datasets.items()}
     for name, dataset in datasets.items():
         if dataset is None:
             continue
-        # A transform makes other columns, of which only its examples would tell.
+        # A transform changes the columns, and only its examples would show which ones it returns.
         is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
         columns = None if is_transformed else getattr(dataset, "column_names", None)
-        if not has_environments:  # which may bring prompts of their own
+        if not has_environments:  # environments may provide the prompts
             check_prompt_column(columns, name)
             if isinstance(dataset, Dataset) and columns is not None:
                 _check_prompts(dataset, name, may_be_empty)
         if columns is not None and kept_columns is not None:
             columns = [column for column in columns if column in kept_columns]
-        if not has_rollout_func:  # which may add columns
+        if not has_rollout_func:  # a rollout function may add columns
             check_reward_columns(reward_funcs, reward_names, columns, dataset=name, has_environments=has_environments)
 
 
 def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
-    """Refuses a row without a prompt: neither tokenizers nor models say which it was."""
-    place = 0
+    """Raise if a row has no prompt. Errors of tokenizers and models would not say which row it is."""
+    num_checked = 0
     for batch in dataset.select_columns("prompt").with_format("arrow").iter(10_000):
         prompts = batch["prompt"].combine_chunks()
         is_bad = prompts.is_null()
@@ -140,15 +141,17 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
         row = pc.index(is_bad, True).as_py()
         if row >= 0:
             raise ValueError(
-                f"`{name}` has no prompt in row {place + row}: it is {prompts[row].as_py()!r}. Leave such rows out, "
-                "as with `dataset.filter(lambda row: row['prompt'])`."
+                f"`{name}` has no prompt in row {num_checked + row}: it is {prompts[row].as_py()!r}, from which "
+                "nothing can be sampled. Remove such rows, for example with `dataset.filter(lambda row: "
+                "row['prompt'])`."
             )
-        place += len(prompts)
+        num_checked += len(prompts)
 
 
 def choose_task_reward(
     args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor, reward_funcs: Sequence[Any] = ()
 ) -> TaskReward:
+    """Return the rewards that decide which groups train, with the settings that belong to them."""
     task = TaskReward.choose(
         reward_names,
         reward_weights,
@@ -163,37 +166,39 @@ def choose_task_reward(
         worst, best = sorted(task.weights_F[task.is_task_F].item() * end for end in args.reward_scaling[2:])
         threshold = args.dynamic_sampling_accuracy_threshold
         if not worst <= threshold < best:
-            verdict = "right" if threshold < worst else "wrong"
+            verdict = "correct" if threshold < worst else "incorrect"
             raise ValueError(
-                f"`dynamic_sampling_accuracy_threshold={threshold}` makes every completion {verdict}: "
-                f"`reward_scaling` maps {task.names[0]!r} to a range from {worst:g} to {best:g}. Set the threshold "
-                "between them."
+                f"With `dynamic_sampling_accuracy_threshold={threshold}` every completion counts as {verdict}, "
+                f"because `reward_scaling` maps {task.names[0]!r} to values from {worst:g} to {best:g}. Set the "
+                "threshold to a value between these."
             )
     return task
 
 
 def is_quantized(model: torch.nn.Module) -> bool:
-    """Whether bitsandbytes rounded its weights."""
+    """Return whether the model's weights are quantized by bitsandbytes."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
 
 def keep_gradients_of_quantized(model: torch.nn.Module) -> None:
-    """Stops bitsandbytes from packing the weights of a model that samples on a CPU: packed ones have no gradient."""
+    """Keep bitsandbytes from packing the weights of a model that samples on a CPU. Packed weights have no gradient."""
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False
             if getattr(getattr(module.weight, "quant_state", None), "packing_format_for_cpu", False):
                 raise ValueError(
-                    "The model sampled on a CPU, and its 4-bit weights have no gradient now. Load it anew."
+                    "The model has sampled on a CPU, which packed its 4-bit weights so that they have no gradient. "
+                    "Load the model again."
                 )
 
 
 def trains_float32(model: torch.nn.Module) -> bool:
+    """Return whether any weight that trains is in float32."""
     return any(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())
 
 
 def trains_bfloat16(model: torch.nn.Module) -> bool:
-    """Whether most of the model trains and is held in bfloat16."""
+    """Return whether most of the model's weights train and are in bfloat16."""
     weights = list(model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad and weight.dtype == torch.bfloat16)
     return 2 * trained > sum(weight.numel() for weight in weights)
@@ -208,18 +213,18 @@ def make_sampler(
     schedules: bool,
     num_ranks: int,
 ) -> Sampler:
-    """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
+    """Return the sampler that the settings describe. `schedules` is whether the engine accepts rounds of any size."""
     assert args.num_generations is not None
     target, num_generations = args.groups_per_rollout, args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < target:
         lower = "`per_device_train_batch_size` or `steps_per_generation`"
         raise ValueError(
-            f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {target} "
+            f"The training dataset has {len(dataset)} prompts, but a rollout batch needs {target} "
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {num_generations}). "
             f"Add prompts, or lower {'`prompts_per_rollout`' if args.prompts_per_rollout else lower}."
         )
     policies: list[SelectionPolicy] = []
-    switched: list[SelectionPolicy] = []  # on only if few groups are accepted
+    switched: list[SelectionPolicy] = []  # policies that are only on while few groups are accepted
     memory = None
     if args.dynamic_sampling_memory:
         memory = PromptMemory(args.seed, num_generations=num_generations)
@@ -233,7 +238,7 @@ def make_sampler(
         if setting == "auto":
             switched.append(screen)
     if switched:
-        # First, since it asks what the memory expected of a group before the memory learns what became of it.
+        # It comes first, because it needs the memory's prediction for a group before the memory learns its result.
         policies.insert(0, AutoSwitch(switched, policies, num_generations))
     return Sampler(
         PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),
@@ -245,7 +250,8 @@ def make_sampler(
         carries=args.dynamic_sampling_surplus == "carry",
         max_gen_batches=args.dynamic_sampling_max_gen_batches,
         max_empty_batches=DEFAULT_MAX_GEN_BATCHES * args.dynamic_sampling_stop_after,
-        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
+        # An engine without a scheduler samples a round as one batch, so a round must not be larger than a rollout
+        # batch.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         batch_multiplier=args.batch_multiplier,
         num_ranks=num_ranks,
@@ -256,7 +262,7 @@ def make_sampler(
 def first_examples(dataset: Any, columns: Collection[str] | None) -> list[dict]:
     """Return the first row with these columns, in a list that is empty if there is none."""
     if has_length(dataset) and hasattr(dataset, "__getitems__"):
-        rows = dataset.__getitems__([0])  # as a data loader reads it
+        rows = dataset.__getitems__([0])  # reads the row as a data loader does
     else:
         rows = list(islice(dataset, 1))
     return [{name: x for name, x in row.items() if columns is None or name in columns} for row in rows]

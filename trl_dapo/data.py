@@ -1,10 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-From a file or a dataset on the Hub to the prompts of training and of evaluations.
+Loading of prompts for training and evaluation, from a file or from a dataset on the Hub.
 
-Rows are used unchanged, or read as math problems in one schema: `prompt`, `solution`, `source`, `id`. Which of the
-two is decided here ([`choose_prompt_style`]), for training and for evaluations alike.
+Rows are used unchanged, or converted to math problems with the columns `prompt`, `solution`, `source` and `id`.
+[`choose_prompt_style`] decides between the two, for training and for evaluation.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from .rewards.dapo_math import content_text, loggable
 from .rewards.golds import BadRow, read_gold
 from .rewards.names import default_prompt_style, read_math_problems
 from .sampling.example_names import content_digest
-from .settings.arguments import settle_for_the_cache
+from .settings.arguments import use_cache_if_offline
 from .settings.environment import is_set
 from .settings.ranges import Range, check_choice, check_value
 from .settings.recipe_files import RECIPES
@@ -41,7 +41,7 @@ FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 BAD_ROWS = ("error", "skip")
 _LISTED_PLACES = 5
 _BLOCK = 1_000  # rows that are read at once
-NUM_MEASURED = 2_000  # rows of which the length is measured
+NUM_MEASURED = 2_000  # rows whose length is measured
 
 PROMPT_STYLES = {
     "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
@@ -56,10 +56,10 @@ _WHOLE, _LEADING_ZERO = re.compile(r"[-+]?(?:0|[1-9]\d*)"), re.compile(r"[-+]?0\
 _LONGEST_WHOLE = 20  # characters of a whole number of 64 bits, with its sign
 _TRUTH = {"true": True, "false": False}
 _IMAGE_COLUMNS = ("images", "image")  # TRL's names
-_NAMES = ("id", "index", "source", "data_source", "split", "extra_info")  # columns that say where a row is from
-_IMAGE_MARK = "<image>"  # where datasets say that an image stands; TRL places it itself
+_ORIGIN_COLUMNS = ("id", "index", "source", "data_source", "split", "extra_info")  # they say where a row is from
+_IMAGE_MARK = "<image>"  # marks the place of an image in the text of some datasets; TRL adds its own mark
 
-# How copies of DAPO-Math-17k and AIME wrap a problem: what stands before it, and after it.
+# The texts before and after a problem in copies of DAPO-Math-17k and AIME.
 _WRAPPERS = (
     # the paper's, and slime's with `\boxed{$Answer}` on the answer line
     (
@@ -88,11 +88,12 @@ _WRAPPERS = (
 
 class _Schema(NamedTuple):
     name: str
-    problem: str  # the columns of both, and what they hold it under
-    answer: str
+    problem: str  # path of the problem: a column, and keys in it
+    answer: str  # path of the gold answer
 
 
-# The first whose columns a file has. If there are a worked `solution` and an answer, the answer is the gold one.
+# The first schema whose columns a file has is used. If a file has both an answer and a worked `solution`, the answer
+# is used.
 _SCHEMAS = (
     _Schema("verl", "prompt", "reward_model.ground_truth"),
     _Schema("SkyRL", "prompt", "reward_spec.ground_truth"),
@@ -122,53 +123,59 @@ def load_math_dataset(
     on_bad_rows: str = "error",
 ) -> datasets.Dataset:
     r"""
-    Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
+    Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face Hub.
 
-    docs/rewards.md lists its columns. A column `image` or `images` may have images, as the hub stores them, or paths.
-    A gold answer is one short answer. The gold answer of a worked solution is its last box, or what follows `####`. A
-    list of one is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row
-    is bad if its answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without
-    a box.
+    docs/rewards.md lists the columns that are read. A column `image` or `images` may contain images, as the Hub stores
+    them, or paths of images.
+
+    A gold answer must be one short answer. For a worked solution it is the content of the last `\boxed{}`, or what
+    follows `####`. A list with one element is unpacked, also if it is written as JSON: `["5"]` becomes 5. Commas are
+    removed only between groups of three digits. A row is bad if its answer is missing, is `proof`, a truth value, code
+    or tests of code, consists of several answers, or is a worked solution without a box.
 
     If several rows have the same problem and answer, the first is kept: the 960 rows of DAPO's AIME file become 30. A
-    problem with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and
-    the whitespace around them, and the messages before them and their images are equal too. Answers are the same if
-    they are equal without `$` or `\boxed{}` around them and the `.0` of a float. The counts are logged, and kept in
-    `dataset.info.description`.
+    problem with conflicting answers is dropped. Two problems are the same if their texts are equal without known
+    instructions and whitespace around them, and if their earlier messages and images are equal too. Two answers are
+    the same if they are equal without `$` or `\boxed{}` around them and without the `.0` of a float. The numbers of
+    removed rows are logged, and stored in `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
-            A `.parquet`, `.jsonl`, `.json` or `.csv` file, or the id of a hub dataset. A relative path that does not
-            exist in the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA`
-            names, then among the recipes of this package.
+            A `.parquet`, `.jsonl`, `.json` or `.csv` file, or the id of a dataset on the Hub. A relative path that
+            does not exist in the working directory is looked up in the folder that the environment variable
+            `TRL_DAPO_DATA` names, then among the recipes of this package.
         split (`str`, *optional*, defaults to `"train"`):
-            Split of a hub dataset. A file is one split.
+            Split of a dataset on the Hub. A file has only one split.
         offset (`int`, *optional*, defaults to `0`):
-            Number of problems to skip, counted after duplicates and conflicts are gone.
+            Number of problems to skip, counted after duplicates and conflicts are removed.
         limit (`int`, *optional*):
-            Number of problems to take at most. Rows behind the last of them are not read. Defaults to all.
+            Largest number of problems to load. Rows after the last of them are not read. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
-            `"answer_line"` asks for a last line `Answer: ...`, as the paper's prompt does and
-            [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers, and
-            `"think"` for reasoning in `<think>` tags before it, as [`~trl.rewards.think_format_reward`] expects. All
-            take the problem out of the wrappers that copies of DAPO-Math-17k come in, so that no prompt asks for two
-            formats. `"as_is"` leaves the prompt alone: a text in a column `prompt` stays text, which no chat template
-            goes around.
+            What the prompt asks for. `"answer_line"` asks for a last line `Answer: ...`, as the paper's prompt does
+            and [`~trl_dapo.rewards.dapo_math_reward`] expects. `"boxed"` asks for `\boxed{}`, as math-verify prefers.
+            `"think"` asks for reasoning in `<think>` tags before the box, as [`~trl.rewards.think_format_reward`]
+            expects. These three replace the instructions that copies of DAPO-Math-17k already contain, so that no
+            prompt asks for two formats. `"as_is"` keeps the prompt unchanged: a text in a column `prompt` stays text,
+            to which no chat template is applied.
         name (`str`, *optional*):
-            Configuration of a hub dataset, such as `"main"` of `"openai/gsm8k"`.
+            Configuration of a dataset on the Hub, such as `"main"` of `"openai/gsm8k"`.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
-            What to do with bad rows: `"error"` refuses the dataset, with the first of them and their number. `"skip"`
-            leaves them out, and logs how many.
+            What to do with bad rows. `"error"` raises an error that shows the first bad row and says how many there
+            are. `"skip"` leaves bad rows out, and logs their number.
 
     Returns:
-        - `prompt` (`list[dict]` or `str`): the prompt as messages; one user message, unless `"as_is"` kept more, or
-          text.
-        - `solution` (`str`): the gold answer: `34`, or `$2\pi$`, where only dollars let math-verify read it.
+        `datasets.Dataset` with the columns:
+        - `prompt` (`list[dict]` or `str`): the prompt as one user message. With `"as_is"` there may be several
+          messages, or text.
+        - `solution` (`str`): the gold answer, such as `34`. If math-verify can read it only between dollars, it has
+          them, such as `$2\pi$`.
         - `source` (`str`): the row's `data_source` or `source`, otherwise the name of the file or dataset.
         - `id` (`str`): 16 hex digits of a hash of the problem, the same for any prompt style, file or order.
-        - `images` (`list[PIL.Image.Image]`): only where a problem has any.
+        - `images` (`list[PIL.Image.Image]`): only if a problem has images.
 
-    Raises `FileNotFoundError` if there is no such file or hub dataset, `ValueError` for what is not of the kind here.
+    Raises:
+        FileNotFoundError: If there is no such file or dataset on the Hub.
+        ValueError: If the data cannot be read as math problems, or an argument is not allowed.
     """
     check_choice("prompt_style", prompt_style, PROMPT_STYLES)
     check_value("offset", offset, Range(0, is_whole=True))
@@ -182,10 +189,10 @@ def load_math_dataset(
         rows = _hub_rows(str(path_or_hub_id), split, name)
     problems: dict[str, dict[str, Any]] = {}
     conflicting: set[str] = set()
-    bad: list[tuple[str, str]] = []  # where, and what the problem is
+    bad: list[tuple[str, str]] = []  # the place of a row, and why it is bad
     schema, has_stopped = None, False
     for place, row in rows:
-        schema = schema or _recognise(label, row)
+        schema = schema or _find_schema(label, row)
         try:
             messages, solution = _read_row(label, place, row, schema)
         except BadRow as error:
@@ -222,7 +229,7 @@ def load_math_dataset(
     bad_rows = f"{len(bad):,} of {num_rows:,} ({', '.join(places)})"
     if bad and on_bad_rows == "error":
         raise ValueError(
-            f'{bad[0][1]} Bad rows: {bad_rows}. Correct them, or leave them out with `on_bad_rows="skip"`.'
+            f'{bad[0][1]} Bad rows: {bad_rows}. Correct these rows, or set `on_bad_rows="skip"` to leave them out.'
         )
     num_conflicting_rows = sum(problems[key]["num_rows"] for key in conflicting)
     kept = [problem for key, problem in problems.items() if key not in conflicting]
@@ -236,9 +243,11 @@ def load_math_dataset(
         report += f" Bad rows left out: {bad_rows}."
     logger.log(logging.WARNING if len(kept) < num_rows else logging.INFO, report)
     if not kept:
-        raise ValueError(f"{report} No problem is left.")
+        raise ValueError(f"{report} No problem is left. Use another file or dataset.")
     if offset >= len(kept):
-        raise ValueError(f"`offset` {offset} is beyond the end of {label}, which has {len(kept)} problems.")
+        raise ValueError(
+            f"`offset={offset}` is beyond the end of {label}, which has {len(kept)} problems. Set a smaller `offset`."
+        )
     chosen = kept[offset : None if limit is None else offset + limit]
     _refuse_mixed_prompts(label, chosen)
     columns = {column: [problem[column] for problem in chosen] for column in ("prompt", "solution", "source", "id")}
@@ -259,9 +268,9 @@ def choose_prompt_style(
     """
     Decide how a dataset is read: as math problems, in the prompt style that is returned, or unchanged (`None`).
 
-    Rows with a column `prompt` are used unchanged if a reward function is not of this package, and neither
-    `prompt_style` nor `on_bad_rows` is set: it may read any column. All others are math problems. Their default style
-    asks for what the reward functions read.
+    Rows with a column `prompt` are used unchanged if neither `prompt_style` nor `on_bad_rows` is set and a reward
+    function is not of this package, because such a function may read any column. All other datasets are read as math
+    problems. The default prompt style is the one that the reward functions can read.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
@@ -271,17 +280,17 @@ def choose_prompt_style(
         name (`str`, *optional*):
             Configuration of a dataset on the Hub.
         reward_funcs (`Collection`):
-            The functions that score the completions. Without any, the gold answers of problems are asked for.
+            The functions that score the completions. If it is empty, the dataset is read as math problems.
         prompt_style (`str`, *optional*):
-            The style that a user has set.
+            The prompt style that the user has set.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
-            As for [`load_math_dataset`].
+            See [`load_math_dataset`].
 
     Returns:
-        `str` or `None`: a prompt style for [`load_prompts`].
+        `str` or `None`: A prompt style for [`load_prompts`].
     """
-    is_left_alone = prompt_style is None and on_bad_rows == "error"
-    if is_left_alone and not read_math_problems(reward_funcs) and _has_prompts(path_or_hub_id, split, name):
+    is_default = prompt_style is None and on_bad_rows == "error"
+    if is_default and not read_math_problems(reward_funcs) and _has_prompts(path_or_hub_id, split, name):
         return None
     return prompt_style or default_prompt_style(reward_funcs)
 
@@ -296,10 +305,10 @@ def load_prompts(
     on_bad_rows: str = "error",
 ) -> datasets.Dataset:
     """
-    Load what [`choose_prompt_style`] has decided on: math problems in a style, or with `None` the unchanged rows.
+    Load math problems in the prompt style that [`choose_prompt_style`] chose, or unchanged rows if it is `None`.
 
-    Math problems are those of [`load_math_dataset`]. If rows are used unchanged, `offset` and `limit` count different
-    rows: equal rows are repeats of one problem, and come together.
+    Math problems are loaded with [`load_math_dataset`]. For unchanged rows, `offset` and `limit` count distinct rows:
+    equal rows are repetitions of one problem, and are selected together.
     """
     if prompt_style is not None:
         return load_math_dataset(path_or_hub_id, split, offset, limit, prompt_style, name, on_bad_rows)
@@ -309,14 +318,17 @@ def load_prompts(
     dataset = _hub_dataset(str(path_or_hub_id), split, name) if path is None else _file_dataset(path)
     if offset == 0 and limit is None:
         return dataset
-    numbers: dict[str, int] = {}  # of different rows
+    numbers: dict[str, int] = {}  # number of each distinct row
     places = []
     for place, row in enumerate(dataset):
         number = numbers.setdefault(content_digest(row), len(numbers))
         if offset <= number and (limit is None or number < offset + limit):
             places.append(place)
     if not places:
-        raise ValueError(f"`offset` {offset} is beyond the end of `{path_or_hub_id}`, which has {len(numbers)} rows.")
+        raise ValueError(
+            f"`offset={offset}` is beyond the end of `{path_or_hub_id}`, which has {len(numbers)} distinct rows. Set "
+            "a smaller `offset`."
+        )
     return dataset.select(places)
 
 
@@ -326,50 +338,56 @@ def _file_dataset(path: Path) -> datasets.Dataset:
     for place, row in _file_rows(path):
         text = json.dumps(row, ensure_ascii=False, default=lambda value: "")
         if loggable(text) != text:
-            raise ValueError(f"`{path}`, {place}: expected text without lone surrogates, which no file can hold.")
+            raise ValueError(
+                f"`{path}`, {place} has text with lone surrogates, which cannot be stored in a file. Remove them."
+            )
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _storable([row.get(name) for row in rows]) for name in names}
-    # A parquet file says what its columns are, images for one; in JSON their values need not be of one kind.
+    # A parquet file has the types of its columns, such as images. In JSON the values of a column may differ in type.
     features: dict[str, Any] = {}
     if _kind_of(path) == ".parquet":
         features = datasets.Features.from_arrow_schema(pq.read_schema(path))
     for name, feature in features.items():
         if getattr(feature, "dtype", "") == "uint64" and any(isinstance(value, str) for value in columns[name]):
-            features[name] = datasets.Value("string")  # 64 bits with a sign do not hold its numbers
+            features[name] = datasets.Value("string")  # some of its numbers do not fit into a signed 64-bit integer
     dataset = datasets.Dataset.from_dict(columns, features or None, on_mixed_types=None if features else "use_json")
     _refuse_mixed_prompts(f"`{path}`", rows)
     return dataset
 
 
 def _refuse_mixed_prompts(label: str, rows: list[dict[str, Any]]) -> None:
-    """Refuse text and messages in one dataset: a batch of both cannot be tokenized."""
+    """Raise a `ValueError` if some prompts are text and others messages: a batch of both cannot be tokenized."""
     names = {"str": "text", "list": "messages"}
     types = enumerate(type(row.get("prompt")).__name__ for row in rows)
     kinds = {i: names[name] for i, name in types if name in names}
     for i, kind in kinds.items():
         if kind != next(iter(kinds.values())):
             raise ValueError(
-                f"{label} has prompts of text and of messages: row {i} has {kind}, unlike the rows before it. Write "
-                'all of them as text, or as messages (`[{"role": "user", "content": ...}]`).'
+                f"The prompt of row {i} in {label} is {kind}, unlike the prompts before it. A batch cannot mix both. "
+                'Write all prompts as text, or all as messages (`[{"role": "user", "content": ...}]`).'
             )
 
 
 def _has_prompts(path_or_hub_id: str | os.PathLike, split: str, name: str | None) -> bool:
-    """Whether rows have a `prompt`, of which `GRPOTrainer` asks no more."""
+    """Return whether rows have a `prompt`, which is all that `GRPOTrainer` needs."""
     if (path := find_file(path_or_hub_id)) is None:
         return "prompt" in _hub_dataset(str(path_or_hub_id), split, name).column_names
     return any("prompt" in row for _, row in islice(_file_rows(path), 1))
 
 
 def plain_rows(dataset: Any) -> Any:
-    """A dataset with examples of plain values, where its format makes a table of each and of any number of them."""
+    """Return a dataset whose examples are plain values. The Arrow and Polars formats make a table of each example."""
     is_table = isinstance(dataset, datasets.Dataset) and dataset.format["type"] in ("arrow", "polars")
     return dataset.with_format(None, columns=dataset.format["columns"]) if is_table else dataset
 
 
 def each_row(dataset: Any) -> Iterator[dict[str, Any]]:
-    """Every row of a dataset with the types that a data loader reads, which differ from those of single rows."""
+    """
+    Yield the rows of a dataset with the types that a data loader reads.
+
+    The types may differ from those of single rows, so that rows are read in blocks as a data loader does.
+    """
     if not isinstance(dataset, datasets.Dataset):
         yield from dataset
         return
@@ -378,25 +396,27 @@ def each_row(dataset: Any) -> Iterator[dict[str, Any]]:
 
 
 def prompt_lengths(file: str, prompt_style: str | None, limit: int | None) -> tuple[float, int]:
-    """Characters of the prompts in a file: the mean, and the most, among the first of them."""
+    """Return the mean and the largest number of characters of the first prompts in a file."""
     path = find_file(file)
     if path is None:
-        raise ValueError(f"`{file}` is not a file.")
-    around = len(PROMPT_STYLES.get(prompt_style or "") or "{problem}") - len("{problem}")
+        raise ValueError(
+            f"`{file}` is not a file. Name a {', '.join(FILE_SUFFIXES[:-1])} or {FILE_SUFFIXES[-1]} file."
+        )
+    num_added = len(PROMPT_STYLES.get(prompt_style or "") or "{problem}") - len("{problem}")
     lengths = []
     for _, row in islice(_file_rows(path), min(limit or NUM_MEASURED, NUM_MEASURED)):
         prompt = next(filter(None, (_at(row, schema.problem) for schema in _SCHEMAS)), "")
         messages = [{"content": prompt}] if isinstance(prompt, str) else prompt
-        lengths.append(around + sum(len(content_text(message["content"])) for message in messages))
+        lengths.append(num_added + sum(len(content_text(message["content"])) for message in messages))
     return sum(lengths) / len(lengths), max(lengths)
 
 
 def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> None:
     """
-    Raise `ValueError` if an evaluation prompt is a training prompt: an evaluation on it would measure memory.
+    Raise a `ValueError` if an evaluation prompt is also a training prompt: the evaluation would measure memorization.
 
-    Prompts are compared, whatever their other columns say. Only where the training set itself asks one prompt with
-    different other columns, as tasks of an environment do, whole rows are compared.
+    Only the prompts are compared, not the other columns. If the training set itself has a prompt in rows with
+    different other columns, as the tasks of an environment do, whole rows are compared for this prompt.
     """
     rows_of_prompt: dict[str, set[str]] = {}
     for row in train_dataset:
@@ -409,34 +429,36 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
     if shared:
         raise ValueError(
             f"{len(shared)} of the {len(eval_dataset)} evaluation problems are in the training set as well (row "
-            f"{', '.join(map(str, shared[:3]))}{', ...' if len(shared) > 3 else ''}). Name another file, or "
-            f"ranges that do not overlap, by `dataset_limit` and `eval_dataset_offset`: {len(train_dataset)} train."
+            f"{', '.join(map(str, shared[:3]))}{', ...' if len(shared) > 3 else ''}), so an evaluation would measure "
+            "memorization. Use another file, or set `dataset_limit` and `eval_dataset_offset` so that the two do not "
+            f"overlap. The training set has {len(train_dataset)} rows."
         )
 
 
 def _prompt_digest(row: Mapping[str, Any]) -> str:
-    """A hash of what a row shows to the model: a user's message and the same text are one prompt."""
+    """Return a hash of the prompt and images of a row. A text, and a user message with this text, are the same."""
     prompt = row["prompt"]
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if messages := _plain_messages(prompt):
         prompt = [*messages[:-1], {**messages[-1], "content": _unwrapped(messages[-1]["content"])}]
-        # A file fills in what other messages have.
+        # Files store `None` for keys that only other messages have.
         prompt = [{name: part for name, part in message.items() if part is not None} for message in prompt]
     images = {name: row[name] for name in _IMAGE_COLUMNS if row.get(name)}
     return content_digest({"prompt": prompt, **images})
 
 
 def _task_digest(row: Mapping[str, Any]) -> str:
-    """A hash of a row without its names: the same task may have another `id`, `source` or `split` elsewhere."""
-    return content_digest({name: value for name, value in row.items() if name not in _NAMES})
+    """Return a hash of a row without the columns that say where it is from, which differ between copies of a task."""
+    return content_digest({name: value for name, value in row.items() if name not in _ORIGIN_COLUMNS})
 
 
 def is_file_name(name: str) -> bool:
     """
-    Return whether a name is that of a local file that can be read; a folder or a name on the Hub is none.
+    Return whether a name is that of a local file, and not of a folder or of a dataset on the Hub.
 
-    Raises `ValueError` if there is a file of this name of another kind.
+    Raises:
+        ValueError: If there is a file with this name, but of a kind that cannot be read.
     """
     path = Path(name).expanduser()
     if _kind_of(path) in FILE_SUFFIXES:
@@ -447,11 +469,13 @@ def is_file_name(name: str) -> bool:
 
 
 def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
-    """The local file that is meant; `None` for the name of a dataset on the Hub, and for the folder of one."""
+    """Return the path of a local file, or `None` for a folder or the name of a dataset on the Hub."""
     path = Path(path_or_hub_id).expanduser()
     if _kind_of(path) not in FILE_SUFFIXES:
         if path.is_file():
-            raise ValueError(f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}.")
+            raise ValueError(
+                f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}. Convert it to one."
+            )
         return None
     candidates = [path]
     if not path.is_absolute() and is_set(DATA_FOLDER_VARIABLE):
@@ -460,7 +484,7 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
         if candidate.is_file():
             return candidate
         if candidate.is_dir():
-            raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
+            raise IsADirectoryError(f"`{candidate}` is a folder. Name a file in it.")
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
     hint = "" if is_set(DATA_FOLDER_VARIABLE) or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
     raise FileNotFoundError(f"There is no {looked}{hint}{_nearest(path)}.")
@@ -468,17 +492,17 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
 
 @contextmanager
 def naming_missing_data(name: str | None) -> Iterator[None]:
-    """Return an error for a dataset that was not found: it is not a folder either, and what has a similar name."""
+    """Raise an error for a dataset that was not found that also names the file or folder of the most similar name."""
     if name is not None and not Path(name).exists():
-        settle_for_the_cache()
+        use_cache_if_offline()
     try:
         yield
     except (FileNotFoundError, ConnectionError) as error:
         if name is None or Path(name).exists():
             raise
         raise FileNotFoundError(
-            f"`{name}` is neither a file nor a folder here{_nearest(Path(name))}, and no dataset on the Hub can be "
-            f"reached by this name: {error}"
+            f"`{name}` is neither a file nor a folder here{_nearest(Path(name))}, and no dataset of this name could "
+            f"be loaded from the Hub: {error}"
         ) from error
 
 
@@ -495,13 +519,13 @@ def _hub_dataset(hub_id: str, split: str, name: str | None) -> datasets.Dataset:
     except ValueError as error:
         if "Unknown split" not in str(error):
             raise
-        raise ValueError(f"The dataset has no split {split!r}: {error}") from None
+        raise ValueError(f"The dataset `{hub_id}` has no split {split!r}: {error}") from None
 
 
 def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     dataset = _hub_dataset(hub_id, split, name)
     for column in _IMAGE_COLUMNS:
-        if column in dataset.column_names:  # as they were stored: they are decoded when they are trained on
+        if column in dataset.column_names:  # images are decoded when they are trained on, not here
             stored = datasets.Image(decode=False)
             is_one = isinstance(dataset.features[column], datasets.Image)
             dataset = dataset.cast_column(column, stored if is_one else datasets.List(stored))
@@ -520,24 +544,25 @@ def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             return
         rows = _json_lines(path) if _kind_of(path) == ".jsonl" else _numbered(_json_rows(path))
         for place, row in rows:
-            if isinstance(row, list) and all(isinstance(part, dict) for part in row):  # ORZ's, as the hub has them
+            if isinstance(row, list) and all(isinstance(part, dict) for part in row):  # ORZ's rows on the Hub
                 row = {str(i): part for i, part in enumerate(row)}
             if not isinstance(row, dict):
                 raise ValueError(f"{place}: a row is {row!r:.80}, not an object")
             yield place, row
-    except (ValueError, OSError) as error:  # a ValueError also of json, unicode and pyarrow
-        if getattr(error, "errno", None) is not None:  # the system's; pyarrow's for a damaged file has none
+    except (ValueError, OSError) as error:  # errors of json, unicode and pyarrow are a `ValueError`, too
+        # An error of the operating system has an `errno`. That of pyarrow for a damaged file has none.
+        if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"`{path}` cannot be read as {_kind_of(path)[1:]}: {error}") from error
 
 
 def _kind_of(path: Path) -> str:
-    """Return the suffix that says how a file is read: `.JSONL` is read as `.jsonl`."""
+    """Return the suffix of a file in lower case, by which its reader is chosen."""
     return path.suffix.lower()
 
 
 def _typed(column: pd.Series) -> list[Any]:
-    """Return a CSV file's column as numbers or truth values, or as text if digits that were written would be lost."""
+    """Return a column of a CSV file as numbers or truth values, or as text if numbers would lose digits."""
     written = [None if pd.isna(text) else str(text) for text in column]
     given = [text for text in written if text is not None]
     read: Callable[[str], Any] = str
@@ -555,7 +580,7 @@ def _read_truth(text: str) -> bool:
 
 
 def _keeps_digits(text: str) -> bool:
-    """Whether a text is a number that a float holds with every digit that was written."""
+    """Return whether a text is a number that a float represents with all its digits."""
     try:
         return _LEADING_ZERO.match(text) is None and Decimal(text) == Decimal(repr(float(text)))
     except (InvalidOperation, ValueError):
@@ -563,18 +588,18 @@ def _keeps_digits(text: str) -> bool:
 
 
 def _fits(number: int) -> bool:
-    """Whether 64 bits hold it."""
+    """Return whether a number fits into a signed 64-bit integer."""
     return -(2**63) <= number < 2**63
 
 
 def _storable(values: list[Any]) -> list[Any]:
-    """Return a column in which whole numbers beyond 64 bits are text; then all of its whole numbers are."""
+    """Return a column in which all integers are text if one of them does not fit into 64 bits."""
     is_too_long = any(isinstance(value, int) and not _fits(value) for value in values)
     return [_numbers_as_text(value, is_too_long) for value in values]
 
 
 def _numbers_as_text(value: Any, every_number: bool = False) -> Any:
-    """Return a value in which whole numbers beyond 64 bits, or every one of them, are text."""
+    """Return a value with integers as text: those that do not fit into 64 bits, or all of them."""
     if isinstance(value, dict):
         return {name: _numbers_as_text(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -588,7 +613,7 @@ def _numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:  # of UTF-8, whose byte order mark json passes over
+    with open(path, "rb") as file:  # as bytes, because json skips the byte order mark of UTF-8
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
@@ -602,9 +627,9 @@ def _json_rows(path: Path) -> list[Any]:
     try:
         rows = json.loads(path.read_bytes())
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{error} (a file with one object a line has the suffix .jsonl)") from error
+        raise ValueError(f"{error} (a file with one object per line must have the suffix .jsonl)") from error
     if not isinstance(rows, list):
-        raise ValueError(f"it holds {rows!r:.80}, not a list of objects")
+        raise ValueError(f"it contains {rows!r:.80}, not a list of objects")
     return rows
 
 
@@ -612,14 +637,16 @@ def _expected_columns() -> str:
     return " or ".join(f"`{schema.problem}` and `{schema.answer}` ({schema.name})" for schema in _SCHEMAS)
 
 
-def _recognise(label: str, row: dict[str, Any]) -> _Schema:
+def _find_schema(label: str, row: dict[str, Any]) -> _Schema:
     for schema in _SCHEMAS:
         if {path.split(".")[0] for path in schema[1:]} <= row.keys():
             return schema
     found = ", ".join(f"`{column}`" for column in row) or "none"
     if near := get_close_matches("prompt", row.keys() - {"prompt", "prompts"}, n=1):
         found += f" (is `{near[0]}` the `prompt`?)"
-    raise ValueError(f"{label} has none of the known schemas: found columns {found}; expected {_expected_columns()}.")
+    raise ValueError(
+        f"{label} has none of the known schemas. It has the columns {found}. Expected {_expected_columns()}."
+    )
 
 
 def _at(row: Any, path: str) -> Any:
@@ -630,30 +657,30 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _read_row(label: str, place: str, row: dict[str, Any], schema: _Schema) -> tuple[list[dict[str, str]], str]:
-    """Prompt as messages, and gold answer, of one row."""
+    """Return the prompt of a row as messages, and its gold answer."""
 
-    def wrong(path: str, expected: str) -> BadRow:
+    def bad_row(path: str, expected: str) -> BadRow:
         found = f"`{path}` is {_at(row, path)!r:.80}"
         return BadRow(f"{label}, {place} ({schema.name} schema): {found}, expected {expected}.")
 
     prompt = _at(row, schema.problem)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _plain_messages(prompt)
     if not messages or messages[-1].get("role") != "user":
-        raise wrong(schema.problem, "text, or messages of text of which the last is the user's")
+        raise bad_row(schema.problem, "text, or a list of text messages that ends with one of the user")
     if not messages[-1]["content"].strip():
-        raise wrong(schema.problem, "a problem")
+        raise bad_row(schema.problem, "a problem")
     try:
         answer = read_gold(_at(row, schema.answer), schema.answer == "solution", schema.name == "worked MATH")
     except BadRow as error:
-        raise wrong(schema.answer, str(error)) from None
+        raise bad_row(schema.answer, str(error)) from None
     for path, texts in ((schema.problem, [message["content"] for message in messages]), (schema.answer, [answer])):
         if any(loggable(text) != text for text in texts):
-            raise wrong(path, "text without lone surrogates, which no file can hold")
+            raise bad_row(path, "text without lone surrogates, which cannot be stored in a file")
     return messages, answer
 
 
 def _read_images(label: str, place: str, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The images of one row as `datasets` stores them."""
+    """Return the images of one row in the form in which `datasets` stores them."""
     found: Any = next((row[column] for column in _IMAGE_COLUMNS if row.get(column)), [])
     if not isinstance(found, list):
         found = [found]
@@ -661,13 +688,16 @@ def _read_images(label: str, place: str, row: dict[str, Any]) -> list[dict[str, 
     for image in found:
         image = {"bytes": None, "path": image} if isinstance(image, str) else image
         if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
-            raise ValueError(f"{label}, {place}: {image!r:.80} is not an image, expected `bytes` or a `path`.")
+            raise ValueError(
+                f"{label}, {place}: {image!r:.80} is not an image. Expected a path, or a mapping with `bytes` or a "
+                "`path`."
+            )
         images.append({"bytes": image.get("bytes"), "path": image.get("path")})
     return images
 
 
 def _plain_messages(messages: Any) -> list[dict[str, Any]] | None:
-    """Messages with text for content, which may come in parts; `None` if they are none, or hold more than text."""
+    """Return messages with the parts of their content joined to text, or `None` if not all of it is text messages."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
     plain = []
@@ -681,7 +711,7 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]] | None:
 
 
 def _unwrapped(prompt: str) -> str:
-    """The problem alone, without the instructions that known datasets wrap around it."""
+    """Return the problem without the instructions that known datasets add before and after it."""
     prompt = prompt.strip()
     for before, after in _WRAPPERS:
         opening = before.match(prompt)
@@ -693,21 +723,21 @@ def _unwrapped(prompt: str) -> str:
 def _put_in_style(
     label: str, messages: list[dict[str, str]], problem: str, prompt_style: str, row: Mapping[str, Any]
 ) -> list[dict[str, str]] | str:
-    """Return the prompt that puts a problem to the model in one of the styles."""
+    """Return the prompt for a problem in a prompt style."""
     template = PROMPT_STYLES[prompt_style]
     if template is None:
         return row["prompt"] if isinstance(row.get("prompt"), str) else messages
     if len(messages) > 1:
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise ValueError(
-            f"{label} has a prompt of {len(messages)} messages ({roles}), which cannot be put in the style "
-            f'{prompt_style!r} without losing some. Use `prompt_style="as_is"`.'
+            f"{label} has a prompt of {len(messages)} messages ({roles}). The prompt style {prompt_style!r} has only "
+            'one message, so the others would be lost. Use `prompt_style="as_is"`.'
         )
     return [{"role": "user", "content": template.format(problem=problem)}]
 
 
 def _stable_id(earlier: list[dict[str, Any]], problem: str, images: list[dict[str, Any]]) -> str:
-    """Return the name of a problem: of its text, of the messages before it if there are any, and of its images."""
+    """Return the id of a problem, a hash of its text, its images and the messages before it."""
     digest = hashlib.sha256(problem.encode())
     if earlier:
         digest.update(json.dumps(earlier, sort_keys=True, default=str).encode())

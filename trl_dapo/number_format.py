@@ -1,22 +1,22 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as text, and text in lines."""
+"""Formatting of numbers, and wrapping of text."""
 
 import textwrap
 
 
-PAGE_WIDTH = 80  # columns of what is printed as a page
+PAGE_WIDTH = 80  # characters per line
 
 
 def format_duration(seconds: float) -> str:
-    """As a clock has it, `h:mm:ss`, or as days and hours from a hundred hours on."""
+    """Return a duration as `h:mm:ss`, or as days and hours from 100 hours on."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours < 100 else f"{hours // 24}d {hours % 24:02d}h"
 
 
 def format_estimate(seconds: float) -> str:
-    """Format a time that is not known to the second, in the largest unit of which there are two."""
+    """Return an estimated duration in the largest unit of which there are at least two."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -40,6 +40,6 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def indented_lines(text: str, bullet: str = "") -> list[str]:
-    """The lines of an indented paragraph, or of an item of a list."""
+    """Return the lines of an indented paragraph, or of an item of a list."""
     first, rest = f"  {bullet}", " " * (2 + len(bullet))
     return textwrap.TextWrapper(PAGE_WIDTH, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tool for models that reason with tools: arithmetic, without the power to run anything else."""
+"""A calculator tool for models that call tools. It evaluates arithmetic and cannot run any other code."""
 
 import ast
 import math
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 
 _LONGEST_EXPRESSION = 300  # characters
-_MOST_BITS = 4_096  # of an integer, so that no call takes long; some 1,200 digits
-_LARGEST_FACTORIAL = 400  # 2,887 bits
+_MAX_BITS = 4_096  # of an integer, about 1,200 digits, so that no call takes long
+_LARGEST_FACTORIAL = 400  # its factorial has 2,887 bits
 
 _OPERATORS: dict[type[ast.AST], Callable] = {
     ast.Add: operator.add,
@@ -41,8 +41,8 @@ def calculate(expression: str) -> str:
     Returns:
         The value; integers are exact.
     """
-    # There is no `Raises` above, because the model is shown this docstring. Every mistake is a `ValueError`, which it
-    # is told about.
+    # There is no `Raises` section because models are shown this docstring. All errors are of type `ValueError`, and
+    # the model is shown their message.
     if not isinstance(expression, str):
         raise ValueError(f"{expression!r} is not an arithmetic expression.")
     if len(expression) > _LONGEST_EXPRESSION:
@@ -53,12 +53,12 @@ def calculate(expression: str) -> str:
         raise ValueError(f"{expression!r} is not an arithmetic expression.") from None
     try:
         return str(_value(tree.body))
-    except (ArithmeticError, TypeError) as error:  # by zero, too large for a float, the wrong arguments
+    except (ArithmeticError, TypeError) as error:  # division by zero, a float overflow, or unsuitable arguments
         raise ValueError(f"{expression!r} has no value: {error}.") from None
 
 
 def _value(node: ast.expr) -> int | float:
-    """The value of a part of an expression; only what is listed here is evaluated."""
+    """Return the value of a part of an expression. Only the kinds of nodes that are listed here are evaluated."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         value = node.value
     elif isinstance(node, ast.Name) and node.id in _NAMES:
@@ -68,7 +68,7 @@ def _value(node: ast.expr) -> int | float:
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
-            _refuse_above(_MOST_BITS, (left.bit_length() - 1) * abs(right), "the power")
+            _refuse_above(_MAX_BITS, (left.bit_length() - 1) * abs(right), "the power")
         value = _OPERATORS[type(node.op)](left, right)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
         if node.keywords:
@@ -78,17 +78,17 @@ def _value(node: ast.expr) -> int | float:
             _refuse_above(_LARGEST_FACTORIAL, max(arguments, default=0), f"the argument of {node.func.id}")
         if node.func.id == "round" and len(arguments) == 2:
             # For an integer, `round` computes 10**-digits.
-            _refuse_above(_MOST_BITS, abs(arguments[1]), "the digits of round")
+            _refuse_above(_MAX_BITS, abs(arguments[1]), "the digits of round")
         value = _FUNCTIONS[node.func.id](*arguments)
     else:
         raise ValueError(f"`{ast.unparse(node)}` is not arithmetic.")
     if isinstance(value, complex):
         raise ValueError(f"`{ast.unparse(node)}` is not a real number.")
     if isinstance(value, int):
-        _refuse_above(_MOST_BITS, value.bit_length(), "the value")
+        _refuse_above(_MAX_BITS, value.bit_length(), "the value")
     return value
 
 
-def _refuse_above(most: int, size: float, what: str) -> None:
-    if size > most:
+def _refuse_above(limit: int, size: float, what: str) -> None:
+    if size > limit:
         raise ValueError(f"Too large: {what}.")

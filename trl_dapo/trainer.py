@@ -4,15 +4,16 @@
 
     for each rollout batch:
         until the batch is full, or the limit is reached:
-            sample G completions per prompt, score them     _sample_round
+            sample G completions per prompt and score them  _sample_round
             keep the groups whose rewards differ            _filter_groups, Sampler
-        advantages within each group                        GRPOTrainer, on the kept rows (_build_training_batch)
+        compute advantages within each group                GRPOTrainer, on the accepted groups (_build_training_batch)
         for each optimizer step:
-            Clip-Higher, token mean                         UpdatePhaseMixin
+            clip with Clip-Higher, average over tokens      UpdatePhaseMixin
 
-TRL turns prompts into tensors in one private method, which is wrapped, not copied: see `engines/seam.py`.
-The other parts of the trainer are `update/phase.py`, `engines/generation.py`, `engines/checkpointing.py` and
-`evaluation/during_training.py`. A trial of a run, before it starts, is `engines/trial.py`.
+TRL samples, scores and builds tensors in one private method. This trainer does not copy that method but runs parts of
+it by overriding the methods that it calls: see `engines/seam.py`. The rest of the trainer is in `update/phase.py`,
+`engines/generation.py`, `engines/checkpointing.py` and `evaluation/during_training.py`. `engines/trial.py` tries out a
+run before it starts.
 """
 
 import copy
@@ -34,7 +35,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
-from . import trl_check  # noqa: F401  # before anything asks for a name of TRL's
+from . import trl_check  # noqa: F401  # first: it reports names that the installed TRL lacks
 
 
 # isort: split
@@ -56,10 +57,10 @@ from .run.checkpoint import (
     describe_failure,
     find_checkpoint,
     output_folder,
-    says_how_to_go_on,
+    says_how_to_continue,
     warn_of_earlier_run,
 )
-from .run.counts import note_rollouts
+from .run.counts import add_num_rollouts
 from .run.early_stop import StopCallback
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback, storable
@@ -67,9 +68,9 @@ from .run.preflight import Preflight, SetupError
 from .run.stopwatch import Stopwatch
 from .run.terminal import (
     TerminalCallback,
-    bars_on_terminals_only,
-    print_to_terminal,
     progress_bar,
+    progress_bars_on_terminals_only,
+    use_terminal_callback,
     warn_of_shortfall,
     wrapped_for,
 )
@@ -109,13 +110,15 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
     Trainer for Decoupled Clip and Dynamic sAmpling Policy Optimization (DAPO), from [DAPO: An Open-Source LLM
     Reinforcement Learning System at Scale](https://huggingface.co/papers/2503.14476).
 
-    A drop-in for [`~trl.GRPOTrainer`]: same constructor, same models, reward functions, tools, environments and launch
-    commands. What changes:
+    A drop-in replacement for [`~trl.GRPOTrainer`]: it takes the same arguments, models, reward functions, tools and
+    environments, and is launched with the same commands. It differs as follows:
 
-    - groups whose rewards are all equal are dropped, and other prompts are sampled until the batch is full, at most
-      `dynamic_sampling_max_gen_batches` batches of completions per rollout;
-    - every token of an optimizer step weighs the same, and the clip is wider upwards than downwards;
-    - with `overlong_buffer_length` set, a reward function named `soft_overlong_punishment` joins `reward_funcs`.
+    - Groups whose rewards are all equal are dropped, and more prompts are sampled until the batch is full. A rollout
+      samples at most `dynamic_sampling_max_gen_batches` batches of completions.
+    - Every token of an optimizer step has the same weight in the loss.
+    - The clip range extends further above 1 than below it (Clip-Higher).
+    - If `overlong_buffer_length` is set, a reward function named `soft_overlong_punishment` is added to
+      `reward_funcs`.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
@@ -123,14 +126,15 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         reward_funcs (`RewardFunc | list[RewardFunc]`, *optional*):
             Reward functions, as in [`~trl.GRPOTrainer`].
         args ([`DAPOConfig`], *optional*):
-            Configuration. Defaults to `DAPOConfig` with the model's name as output directory.
+            Configuration. Defaults to a `DAPOConfig` whose output directory is named after the model.
         group_filter (`Callable`, *optional*):
-            Your own rule for which groups train. It is called on the main process with a group's rewards, a list for
-            each reward function's name, and its rows: the columns of the example, `completion`, `length` and
-            `truncated`. It returns `None` to train on the group, or the reason to drop it, which is logged as
-            `dynamic_sampling/dropped/<reason>`. Nothing else decides then.
+            Your own rule for which groups to train on, which replaces the built-in rule. It is called on the main
+            process, once per group, with two arguments: a dictionary that maps each reward function's name to the list
+            of its rewards, and a list with one dictionary per completion, which holds the columns of the example and
+            `completion`, `length` and `truncated`. It returns `None` to train on the group, or the reason to drop it,
+            which is logged as `dynamic_sampling/dropped/<reason>`.
         *other_args, **kwargs:
-            Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
+            All other arguments of [`~trl.GRPOTrainer`], in the same order and with the same meaning.
 
     Example:
 
@@ -148,9 +152,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
     ```
     """
 
-    _weights_of_task: list[float] | None = None
-    _scores_dummies = False  # whether the completions that are scored now were not sampled
-    _num_scored: int | None = None  # rows that reward functions are given, if others are copies of them
+    _weights_of_task: list[float] | None = None  # the reward weights for which `_task` was chosen
+    _scores_dummies = False  # whether the completions being scored are dummies, which no model sampled
+    _num_scored: int | None = None  # number of rows that reward functions are called on, if the rest are copies
     _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
     _name = "DAPO"
     _paper = {  # noqa: RUF012 (TRL's name and type)
@@ -179,30 +183,30 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         rewards: list[Any] = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length, group_filter)
         construction.check_adapter(model, args.beta)
-        with bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
+        with progress_bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
             super().__init__(model, None if reward_funcs is None else rewards, args, *other_args, **kwargs)
         construction.keep_gradients_of_quantized(self.model)
         if self.accelerator.is_main_process:
-            # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
-            copies = self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"
-            steps_in_bfloat16 = not (self.is_deepspeed_enabled or copies) and construction.trains_bfloat16(self.model)
+            # DeepSpeed keeps a float32 copy of the weights, and FSDP converts them to float32 in mixed precision.
+            upcasts = self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"
+            steps_in_bfloat16 = not (self.is_deepspeed_enabled or upcasts) and construction.trains_bfloat16(self.model)
             for message in warnings_at_start(args, context_length(self.model.config), steps_in_bfloat16):
                 logger.warning(message)
         self.train_dataset = plain_rows(self.train_dataset)
         self._check_data()
         if args.overlong_buffer_length is not None:
-            # As TRL adds an environment's own reward: a further column of weight 1.
-            assert self.max_completion_length is not None  # by the rules
+            # Added in the same way as TRL adds the reward of an environment: as one more column, with weight 1.
+            assert self.max_completion_length is not None  # the rules of the settings require it here
             buffer, factor = args.overlong_buffer_length, args.overlong_penalty_factor
             punishment = SoftOverlongPunishment(self.max_completion_length, buffer, factor)
 
             def soft_overlong_punishment(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-                # Tool and environment tokens are not the model's: they are not counted.
+                # Only tokens that the model generated count, not those of tools and environments.
                 return [*punishment(completion_ids, completion_lengths=[*self._completion_lengths])]
 
             self.reward_funcs.append(soft_overlong_punishment)
             self.reward_func_names.append(soft_overlong_punishment.__name__)
-            self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
+            self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # TRL uses `None` for functions
             self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
         self._name_rewards()
         self._choose_task()
@@ -222,7 +226,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         )
 
     def _set_up_run(self) -> None:
-        """Make the parts that accompany the training loop: scores, stopwatch, rollouts ahead, callbacks."""
+        """Set up what accompanies the training loop: evaluation scores, timings, the generation engine, callbacks."""
         args, sampler = self.args, self._sampler
         samples_elsewhere, kept = self.rollout_func or self.environment_factories, self._kept_columns()
         self._scores = EvaluationScores(self.num_generations_eval)
@@ -238,7 +242,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             choice=self._choice,
             sampler=sampler,
         )
-        self.callback_handler.callbacks.insert(0, self.preflight)  # before any tracker opens a run
+        self.callback_handler.callbacks.insert(0, self.preflight)  # its checks come before any tracker opens a run
         self.stop = StopCallback(sampler, args, lambda: self._step % self._generate_every == 0)
         self._ledger = None
         if sampler is not None:
@@ -249,12 +253,12 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self._terminal = TerminalCallback(
             args, self.stop, self.stopwatch, sampler, self.train_dataset, self.num_groups_left
         )
-        print_to_terminal(self, self._terminal)
+        use_terminal_callback(self, self._terminal)
 
     # ---- Data and reward functions ----
 
     def _kept_columns(self) -> list[str] | None:
-        """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
+        """Return the columns that reward functions get if `remove_unused_columns` is set, otherwise `None` for all."""
         self._set_signature_columns_if_needed()
         return self._signature_columns if self.args.remove_unused_columns else None
 
@@ -271,7 +275,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         )
 
     def _name_rewards(self) -> None:
-        """Gives reward functions of one name names of their own."""
+        """Give distinct names to reward functions that have the same name."""
         given = self.reward_func_names
         self.reward_func_names = distinct_names(given)
         if not self.accelerator.is_main_process:
@@ -279,8 +283,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         for name in {name for name in given if given.count(name) > 1}:
             own = [f"`{new}`" for new, old in zip(self.reward_func_names, given, strict=True) if old == name]
             logger.warning(
-                f"{len(own)} reward functions are called {name!r}. They are logged as {' and '.join(own)}, in their "
-                "order. To choose the names, define each as a function of its own name."
+                f"{len(own)} reward functions have the same name, {name!r}. They are logged as {' and '.join(own)}, "
+                "in the order in which they were given. To choose the names yourself, give each function a different "
+                "`__name__`."
             )
 
     @property
@@ -296,7 +301,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         }
 
     def _choose_task(self) -> None:
-        """The task reward with the present reward weights, which a callback may have changed."""
+        """Choose which rewards decide whether a group trains, unless that was done for the present weights."""
+        # A callback may change the weights during a run.
         weights = self.reward_weights.tolist()
         if weights != self._weights_of_task:
             self._weights_of_task, names = weights, self.reward_func_names
@@ -310,7 +316,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         error = None
         self._choose_task()
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
-        logged: dict[str, list] = {}  # the rewards that decide which completions are correct
+        logged: dict[str, list] = {}  # values returned by the rewards that decide whether a completion is correct
         checked = [
             with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None, self._num_scored)
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -319,7 +325,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             with patched(self, reward_funcs=checked), self.stopwatch.timing("rewards"):
                 rewards = super()._score_completions(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
-            # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
+            # The other processes wait for the rewards of this one. Infinity tells them that it failed, since no reward
+            # function may return it.
             error = exc
             rewards = torch.full((len(prompts), len(self.reward_funcs)), torch.inf, device=self.accelerator.device)
             rewards = self.accelerator.gather(rewards)
@@ -327,8 +334,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             raise_on_every_rank(error, "The reward functions failed")
             name = self.reward_func_names[int(torch.isinf(rewards).any(dim=0).nonzero()[0])]
             raise ValueError(
-                f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that "
-                "cannot be scored."
+                f"The reward function {name!r} returned an infinite reward, from which no advantage can be computed. "
+                "Return `None` for a completion that cannot be scored."
             )
         if not self._scores_dummies:
             self._task = self._task.having_seen(rewards)
@@ -343,16 +350,15 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
     ) -> torch.Tensor:
         """
-        Return rewards of completions that were not generated. Each function is called within `within(name)`; nothing
-        is logged.
+        Return the rewards of dummy completions, which no model sampled. Each function is called within
+        `within(name)`, and nothing is logged.
         """
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
         lengths = [len(ids) for ids in completion_ids]
         with (
-            training_mode(self.model, training=True),  # what is evaluated is kept for the scores
-            # TRL reports how long each function takes, and no tracker is open yet.
-            patched(self.args, report_to=[]),
+            training_mode(self.model, training=True),  # in evaluation mode, rewards would be kept for the scores
+            patched(self.args, report_to=[]),  # TRL reports how long each function takes, but no tracker is open yet
             patched(self, reward_funcs=funcs, _completion_lengths=lengths, _scores_dummies=True),
             patched(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
             self._recording(),
@@ -385,14 +391,14 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                     sampler.decide(decided)
                 round_.seconds = time.perf_counter() - started
                 show()
-                self._submit_ahead(sampler)  # before the next round is waited for
+                self._submit_ahead(sampler)  # now, so that the server works on it during the next round
         batch = sampler.finish_rollout()
         self._ledger.end_rollout(sampler.rollout, batch, step)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
         self._keep_old_logps(sampler)
         self._submit_ahead(sampler)
         rollouts = self._build_training_batch(sampler, batch)
-        # Metrics of one rollout: TRL's own over everything sampled, and the sampler's.
+        # The metrics of one rollout: those of TRL, over all completions that were sampled, and those of the sampler.
         sampling = {"tokens_trained": float(rollouts["num_items_in_batch"])}
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
         log |= self._task.metrics([group.rewards for group in sampler.rollout.decided], sampler.skipped)
@@ -403,22 +409,22 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         metrics = self._metrics["train"]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
-            if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
+            if name.startswith("sampling/"):  # computed from log-probabilities, which only trained rows have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
         return rollouts
 
     def _submit_ahead(self, sampler: Sampler) -> None:
-        """Ask the server for what later rollouts train on."""
+        """Request completions for later rollouts from the server."""
         if self.args.rollouts_ahead:
             sampler.request_ahead(0 if self.stop.is_past_a_limit else self._num_rollouts_left)
             self._ahead.submit(sampler.queue.in_flight)
 
     def _sample_round(self, sampler: Sampler, requests: list[GenerationRequest]) -> Round:
-        """Sample what is requested, and score it; no log-probability is computed."""
+        """Sample and score the requested completions, without computing log-probabilities."""
         examples = [request.group.example for request in requests for _ in range(request.num_completions)]
         mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
-        # A copy per row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
+        # One copy per row, as from TRL's data loader: reward functions and rollout functions may modify their inputs.
         inputs = [copy.deepcopy(example) for example in examples[mine]]
         completions: list[Completion] = []
         number = sampler.rollout.number
@@ -427,13 +433,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         def score(*batch: Any) -> torch.Tensor:
             completions.extend(receive_rows(requests, recorded, self.accelerator))
             for group, index in completions:
-                # Only the engine's log-probabilities are known of an earlier policy.
+                # The weights of an earlier policy are gone. Only the engine's log-probabilities remain of it.
                 if group.policy_rollouts[index] < number and index in group.rows:
                     group.rows[index].old_logps = group.rows[index].logprobs
             return self._score_round(requests, completions, *batch)
 
-        # TRL takes every `num_generations`-th prompt and asks a server for that many completions of it, which requires
-        # a number that divides the completions of each request.
+        # TRL takes every `num_generations`-th prompt and asks a server for `num_generations` completions of it. The
+        # result is correct for any number that divides the number of completions of each request.
         common_divisor = math.gcd(*(request.num_completions for request in requests))
         with (
             patched(self, num_generations=common_divisor),
@@ -452,14 +458,17 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         texts: list,
         completion_ids: list[list[int]],
     ) -> torch.Tensor:
-        """Score the completions of a round: whole groups in one call and one process. Return what TRL expects."""
+        """
+        Score the completions of a round, each whole group in one call on one process. Return the rewards as TRL
+        expects them.
+        """
         num_ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        # What environments hold cannot be moved.
+        # The state of an environment cannot be moved to another process.
         plan = plan_scoring(requests, completions, num_ranks, moves=self.environment_factories is None)
         own = completions[local_slice(len(completions), rank, num_ranks)]
         for (group, index), row in zip(own, inputs, strict=True):
             extra = {name: value for name, value in row.items() if name not in group.example}
-            group.rows[index].extra_columns = extra or None  # of a rollout function
+            group.rows[index].extra_columns = extra or None  # added by a rollout function
         if plan.is_in_place:
             rewards = self._score_completions(inputs, prompts, texts, completion_ids)
             note_scores(plan, rewards, self._take_extra_logs(len(inputs)))
@@ -470,8 +479,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             copy.deepcopy(example) | copy.deepcopy(row.extra_columns or {})
             for example, row in zip(examples, rows, strict=True)
         ]
-        # TRL gathers as many of each process, so the others are copies, which no reward function is given. A process
-        # that has none of its own scores those of one group, since a function may need to be called on all processes.
+        # TRL gathers equally many rewards from each process. The plan fills up shorter shares with copies, which
+        # reward functions are not called on. A process without completions of its own scores those of one group, since
+        # a reward function may have to be called on all processes.
         num_scored = len({*plan.per_rank[rank]})
         lengths = [row.num_tokens for row in rows[:num_scored]]
         with patched(self, _completion_lengths=lengths, _num_scored=num_scored):
@@ -482,21 +492,20 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 [row.completion_ids.tolist() for row in rows],
             )
         note_scores(plan, rewards, self._take_extra_logs(num_scored, len(rows)))
-        # TRL's statistics of these are not used: those of the rollout take their place.
+        # TRL only computes statistics from these. The statistics of the whole rollout replace them.
         return rewards.new_zeros(len(completions), rewards.size(1))
 
     def _take_extra_logs(self, num_scored: int, num_rows: int | None = None) -> dict[str, list]:
         """
-        Return what reward functions logged of each completion that all processes just scored, `None` for those beyond
-        `num_scored` up to `num_rows`. Collective.
+        Return the columns that reward functions logged with `log_extra`, with one value for each completion that the
+        processes just scored. The copies, from `num_scored` to `num_rows`, get `None`. Collective.
         """
         num_copies = 0 if num_rows is None else num_rows - num_scored
         own, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
         logs = {}
         for column in sorted({*gather_object(list(own))}):
             values = list(own.get(column, []))
-            # One value for each completion, or none of them can be told apart.
-            if len(values) != num_scored:
+            if len(values) != num_scored:  # unknown which value belongs to which completion
                 if column in own:
                     _warn_of_column(column, len(values), num_scored)
                 values = [None] * num_scored
@@ -504,12 +513,12 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         return logs
 
     def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decided]:
-        """Yield the groups of a round by their size, with the reason to drop each, or `None`."""
-        by_size: dict[tuple[int, int], list[PromptGroup]] = {}  # completions known before, and now
+        """Yield the groups of a round, those of equal size together, with the reason to drop each, or `None`."""
+        by_size: dict[tuple[int, int], list[PromptGroup]] = {}  # by number of completions before this round and now
         for request in round_.requests:
             num_known = request.group.num_received - request.num_completions
             by_size.setdefault((num_known, request.group.num_received), []).append(request.group)
-        # First the groups of which most was known before, since they are the oldest.
+        # Groups that had most completions before come first, since they are the oldest.
         for num_known, size in sorted(by_size, key=lambda sizes: (-sizes[0], sizes[1])):
             groups = by_size[num_known, size]
             if self._group_filter is not None:
@@ -524,15 +533,15 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             counts = None
             if sampler.selection.needs_counts and self._task.has_correctness:
                 counts = self._task.count_correct(rewards_BF, masked_B, reasons, num_known)
-            if not groups[0].is_whole:  # an accuracy band is a matter of whole groups
+            if not groups[0].is_whole:  # the accuracy band applies to whole groups only
                 reasons = [None if reason == "outside_band" else reason for reason in reasons]
             yield Decided(groups, reasons, num_known, counts, step)
 
     def _keep_old_logps(self, sampler: Sampler) -> None:
-        """Note the present policy's log-probabilities of what it sampled for later rollouts. Collective."""
+        """Store the present policy's log-probabilities of completions kept for later rollouts. Collective."""
         waiting = sorted(sampler.queue.held, key=lambda group: (-group.num_received, group.number))
         rows = [row for group in waiting for _, row in sorted(group.rows.items()) if row.old_logps is None]
-        # As many in every process: those that share weights must make the same passes.
+        # Processes that share weights must make the same passes, so each gets equally many rows.
         most = max(gather_object([len(rows)]))
         if most == 0:
             return
@@ -542,14 +551,14 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             row.old_logps = logps
 
     def _build_training_batch(self, sampler: Sampler, batch: Batch) -> dict:
-        """Return TRL's rollout batch of the groups that train and those that fill it, as if just sampled together."""
+        """Return TRL's rollout batch for the groups that train and those that fill it, as if sampled together now."""
         groups, G = [*batch.train, *batch.fill], self.num_generations
         num_train = len(batch.train) * G
         device, number = self.accelerator.device, sampler.rollout.number
         rows = rows_of_batch(batch.train, batch.fill, G, device)
         given = torch.stack(in_batch(lambda group: group.rewards, groups, G))
         rewards = given.clone()
-        rewards[num_train:] = torch.nan  # TRL leaves what cannot be scored out of every mean
+        rewards[num_train:] = torch.nan  # TRL leaves NaN rewards out of every mean
         mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
         for name in dict.fromkeys(name for group in groups for name in group.extra_logs):
             values = in_batch(partial(_logged, name), groups, G)
@@ -561,11 +570,11 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         with self._replaying(rows, rewards.to(device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
-            self._logs["rewards"][name].extend(given_B.tolist())  # the table holds one batch: instead of the NaN
+            self._logs["rewards"][name].extend(given_B.tolist())  # replaces the NaN: the table holds one batch
         mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
-        if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end between two of its steps
+        if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end in the middle of this batch
             places = torch.arange(mine.start, mine.start + len(rows), device=device)
             rollouts["group"] = places // G
         if any(group.staleness(number) for group in groups):
@@ -579,14 +588,14 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "train_runtime" in logs and not self.model.training:
-            # A run ended with an evaluation. TRL logs by the mode of the model, and would leave out the steps made
-            # since the last log.
+            # The run ended with an evaluation. TRL logs by the mode of the model, so it would leave out the training
+            # steps since the last log.
             with training_mode(self.model, training=True):
                 self.log(logs, start_time)
             return
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
-            del metrics[name]  # a tracker takes no `None`
+            del metrics[name]  # trackers do not accept `None`, which TRL's mean of these values would be
         if self.log_completions and self.accelerator.is_main_process:
             extra = self._logs["extra"]
             for column, values in list(extra.items()):
@@ -595,13 +604,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                     _warn_of_column(column, len(values), num_rows)
                 else:
                     extra[column] = deque(storable(values), values.maxlen)
-        note_rollouts(metrics)
+        add_num_rollouts(metrics)
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            # It knows models of the Hub, and says `None` of others.
+            # TRL writes `None` for models that are not from the Hub.
             card, base = Path(output_folder(self.args), "README.md"), self.model.config._name_or_path
             named = f"`{Path(base).name}`" if base else "a model that was made in memory"
             text = card.read_text().replace("[None](https://huggingface.co/None)", named)
@@ -617,30 +626,34 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(wrapped_for(sys.stdout, self._task.describe(self._group_filter is not None)))
-        with bars_on_terminals_only(loading=False), self._terminal.speaking(self.callback_handler.callbacks):
+        with (
+            progress_bars_on_terminals_only(loading=False),
+            self._terminal.reporting_progress(self.callback_handler.callbacks),
+        ):
             self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)
-            except SetupError:  # nothing was generated yet
+            except SetupError:  # nothing was generated yet, so there is nothing to resume
                 raise
             except Exception as error:
-                if not says_how_to_go_on(error):
+                if not says_how_to_continue(error):
                     error.add_note(describe_failure(output_folder(self.args), self.state.global_step))
                 raise
             finally:
                 self._ahead.cancel()
-                if self._sampler is not None:  # a run that continues asks again
+                if self._sampler is not None:  # if the run continues, it requests these again
                     self._sampler.unanswered = {one.group.number for one in self._sampler.queue.in_flight}
 
 
 def _logged(name: str, group: PromptGroup) -> Sequence:
-    """Return what reward functions logged in one column, for each completion of a group."""
+    """Return the values that reward functions logged in one column for each completion of a group."""
     return group.extra_logs.get(name, [None] * group.num_received)
 
 
 def _warn_of_column(column: str, num_values: int, num_completions: int) -> None:
-    """Say that a column of the table of completions is left out, as nobody knows which completion has which value."""
+    """Warn that a column is left out of the completions table because its values cannot be matched to completions."""
     logger.warning_once(
-        f"`log_extra` was given {num_values} values of {column!r} for {num_completions} completions. The table of "
-        "completions leaves them out: give one value for each completion, or `None`."
+        f"`log_extra` was given {num_values} values of {column!r} for {num_completions} completions, so it is unknown "
+        "which value belongs to which completion. The column is left out of the table of completions. Pass one value "
+        "for each completion, which may be `None`."
     )

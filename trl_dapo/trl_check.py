@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that this package works with the installed TRL, when the trainer is imported.
+"""Check that this package works with the installed TRL, which runs when the trainer is imported.
 
-A version that was tested is not checked. For a newer one, every name and signature of `trl_names.py` is checked, and
-the code of each method that is wrapped, overridden or called is compared with that of the newest tested version.
+Tested versions are not checked. For a newer version, every name and signature in `trl_names.py` is checked, and the
+code of each method that is overridden or called is compared with that of the newest tested version.
 """
 
 import ast
@@ -24,9 +24,9 @@ from . import trl_names
 from .version import __version__
 
 
-# The code of each method in the versions that were tested, as `python -m trl_dapo.trl_check` writes it.
+# Hashes of each method's text and of its code in the tested versions. `python -m trl_dapo.trl_check` writes this file.
 TESTED_FILE = Path(__file__).with_name("trl_tested.json")
-# Files of TRL, the class in each, and its methods of which the code is compared.
+# For each file of TRL, the class in it and the methods whose code is compared.
 WRAPPED = {
     "trainer/grpo_trainer.py": (
         "GRPOTrainer",
@@ -35,14 +35,15 @@ WRAPPED = {
     "generation/vllm_generation.py": ("VLLMGeneration", ("__init__", *trl_names.VLLM_OVERRIDES)),
     "generation/vllm_client.py": ("VLLMClient", ("__init__", *trl_names.CLIENT_OVERRIDES)),
 }
-_IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_params"}  # which Python versions fill in differently
+_IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_params"}  # these differ between versions of Python
+_WITH_DOCSTRINGS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def check_trl() -> None:
     """
-    Check a TRL that is newer than the newest that was tested.
+    Check the installed TRL if it is newer than the newest tested version.
 
-    Warns once if code has changed behind names and signatures that are the same.
+    Warns if the code of methods has changed although their names and signatures are the same.
 
     Raises:
         ImportError: If a name that this package relies on is missing, or its signature has changed.
@@ -51,38 +52,41 @@ def check_trl() -> None:
     newest = max(tested, key=_release)
     if _release(trl.__version__) <= _release(newest):
         return
-    if broken := [*find_broken()]:
+    try:
+        broken = [*find_broken()]
+    except (ImportError, AttributeError) as error:  # a module or a class is gone
+        broken = [str(error)]
+    if broken:
         raise ImportError(
-            f"trl-dapo {__version__} does not fit TRL {trl.__version__}: {'; '.join(broken)}. Install the newest "
-            f"version that fits, `pip install trl=={newest}`, or a newer trl-dapo."
+            f"trl-dapo {__version__} does not work with TRL {trl.__version__}: {'; '.join(broken)}. Install the "
+            f"newest version that was tested, `pip install trl=={newest}`, or a newer version of trl-dapo."
         )
-    codes = hash_methods(Path(str(trl.__file__)).parent)
-    changed = [name for name, code in tested[newest].items() if codes.get(name) != code]
-    if changed:
+    if changed := find_changed(Path(str(trl.__file__)).parent, tested[newest]):
         warnings.warn(
-            f"TRL {trl.__version__} is newer than the newest that trl-dapo {__version__} was tested with ({newest}), "
-            f"and has changed the code of {', '.join(f'`{name}`' for name in changed)}. Every name and signature is "
-            f"the same, so most runs are not affected. If one is, `pip install trl=={newest}`.",
+            f"TRL {trl.__version__} is newer than the newest version that trl-dapo {__version__} was tested with "
+            f"({newest}), and the code of {', '.join(f'`{name}`' for name in changed)} has changed. All names and "
+            f"signatures are the same, so most runs are not affected. If yours is, install the tested version: `pip "
+            f"install trl=={newest}`.",
             stacklevel=2,
         )
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version: `1.17.0.dev0` counts as 1.17.0. An unknown version has none."""
+    """Return the numbers of a version. `1.17.0.dev0` counts as 1.17.0. An unknown version has no numbers."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def find_broken() -> Iterator[str]:
-    """Return what TRL lacks or takes differently of what `trl_names.py` lists, in a few words each."""
+    """Yield a short description of each name of `trl_names.py` that TRL lacks or whose parameters differ."""
     trainer = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
     for name, parameters in trl_names.OVERRIDES.items():
-        yield from why_other(trainer, name, parameters, exactly=True)
+        yield from find_differences(trainer, name, parameters, exactly=True)
     calls = {**trl_names.CALLS, "_get_per_token_logps_and_entropies": trl_names.LOGPS_TAKES}
     for name, parameters in calls.items():
-        yield from why_other(trainer, name, parameters)
+        yield from find_differences(trainer, name, parameters)
     utils = importlib.import_module("trl.trainer.utils")
     for name, parameters in trl_names.UTILS.items():
-        yield from why_other(utils, name, parameters)
+        yield from find_differences(utils, name, parameters)
     for path in trl_names.TYPES:
         module, _, name = path.rpartition(".")
         if not hasattr(importlib.import_module(module), name):
@@ -98,7 +102,7 @@ def find_broken() -> Iterator[str]:
     ):
         loaded = importlib.import_module(f"trl.generation.{module}")
         for name, parameters in overrides.items():
-            yield from why_other(getattr(loaded, owner), name, parameters, exactly=True)
+            yield from find_differences(getattr(loaded, owner), name, parameters, exactly=True)
         source = Path(str(loaded.__file__)).read_text()
         for name in attributes:
             if f"self.{name} = " not in source:
@@ -109,8 +113,11 @@ def _is_trainer(cls: type) -> bool:
     return cls.__module__.startswith(("trl.", "transformers.trainer"))
 
 
-def why_other(owner: Any, name: str, parameters: tuple[str, ...], exactly: bool = False) -> Iterator[str]:
-    """Yield how a function of `owner` differs; nothing if it takes these parameters and needs no others."""
+def find_differences(owner: Any, name: str, parameters: tuple[str, ...], exactly: bool = False) -> Iterator[str]:
+    """
+    Yield a description of how a function of `owner` differs. Nothing is yielded if it has these parameters and
+    requires no others.
+    """
     called = f"{getattr(owner, '__name__', owner)}.{name}"
     function = getattr(owner, name, None)
     if not callable(function):
@@ -119,7 +126,7 @@ def why_other(owner: Any, name: str, parameters: tuple[str, ...], exactly: bool 
     found = list(inspect.signature(function).parameters.values())
     kinds = [each.kind for each in found]
     if not exactly and inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.VAR_KEYWORD in kinds:
-        # A decorator that hands on whatever it is given, as TRL 1.14 has: what is named before that must agree.
+        # A decorator that passes on all arguments, as in TRL 1.14. Only the parameters before these are compared.
         found = found[: kinds.index(inspect.Parameter.VAR_POSITIONAL)]
         parameters = parameters[: len(found)]
     named = tuple(each.name for each in found)
@@ -133,44 +140,79 @@ def why_other(owner: Any, name: str, parameters: tuple[str, ...], exactly: bool 
 # ---- The code of methods ----
 
 
-def hash_methods(folder: Path) -> dict[str, str]:
-    """A hash of the code of each wrapped method in a folder of TRL, docstrings and comments aside."""
-    hashes = {}
+def find_changed(folder: Path, tested: dict[str, dict[str, str]]) -> list[str]:
+    """Return the names of the methods in a folder of TRL whose code differs from the tested one."""
+    changed = []
+    methods = split_methods(folder)
+    for name, hashes in tested.items():
+        method = methods.get(name)
+        # Parsing every method would take a tenth of a second, so those whose text is the same are not parsed.
+        if method is None or (_hash(method) != hashes["text"] and hash_tree(method) != hashes["tree"]):
+            changed.append(name)
+    return changed
+
+
+def hash_methods(folder: Path) -> dict[str, dict[str, str]]:
+    """Return hashes of the text and of the code of each method in a folder of TRL."""
+    methods = split_methods(folder)
+    return {name: {"text": _hash(method), "tree": hash_tree(method)} for name, method in methods.items()}
+
+
+def split_methods(folder: Path) -> dict[str, str]:
+    """Return the text of each method in a folder of TRL, with its decorators."""
+    methods = {}
     for file, (owner, names) in WRAPPED.items():
-        tree = ast.parse((folder / file).read_text())
-        (cls,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
-        for node in cls.body:
-            if isinstance(node, ast.FunctionDef) and node.name in names:
-                text = json.dumps(_shape(_without_docstrings(node)))
-                hashes[f"{owner}.{node.name}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return hashes
+        cls = re.split(rf"^class {owner}\b", (folder / file).read_text(), maxsplit=1, flags=re.M)[-1]
+        cls = re.split(r"^(?:class |def |@)", cls, maxsplit=1, flags=re.M)[0]
+        starts = [*re.finditer(r"^(?:    @.*\n)*    def (\w+)", cls, re.M)]
+        ends = [*(each.start() for each in starts[1:]), len(cls)]
+        for start, end in zip(starts, ends, strict=True):
+            if start[1] in names:
+                methods[f"{owner}.{start[1]}"] = cls[start.start() : end]
+    return methods
 
 
-def _without_docstrings(tree: ast.AST) -> ast.AST:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(node, False):
-            node.body = node.body[1:]
-    return tree
+def hash_tree(method: str) -> str:
+    """Return a hash of the code of a method, without docstrings and comments. It is the same on every Python."""
+    try:
+        cls: Any = ast.parse(f"class _:\n{method}").body[0]
+    except SyntaxError:  # the method contains a text with a line that looks like the start of a method or class
+        return _hash(method)
+    words: list[str] = []
+    _write_tree(cls.body[0], words)
+    return _hash(" ".join(words))
 
 
-def _shape(node: Any) -> Any:
-    """A syntax tree as lists, the same on every version of Python."""
-    if isinstance(node, list):
-        return [_shape(each) for each in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in _IGNORED_FIELDS)
-    return [type(node).__name__, *([name, _shape(value)] for name, value in fields if value not in (None, []))]
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write_tree(node: Any, words: list[str]) -> None:
+    """Append a syntax tree as words that are the same on every version of Python."""
+    if isinstance(node, ast.AST):
+        words.append(type(node).__name__)
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(node, _WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False):
+                value = node.body[1:]
+            if name not in _IGNORED_FIELDS and value is not None and value != []:
+                words.append(name)
+                _write_tree(value, words)
+        words.append("end")
+    elif isinstance(node, list):
+        for each in node:
+            _write_tree(each, words)
+    else:
+        words.append(repr(node))
 
 
 def record(version: str, folder: Path, file: Path = TESTED_FILE) -> None:
-    """Notes the code of a version of TRL as tested."""
+    """Record the code of a version of TRL as tested."""
     tested: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     tested[version] = hash_methods(folder)
     file.write_text(json.dumps({each: tested[each] for each in sorted(tested, key=_release)}, indent=1) + "\n")
 
 
-if __name__ == "__main__":  # a version, and the folder of its package; the installed one by default
+if __name__ == "__main__":  # arguments: a version and the folder of its package; by default the installed ones
     if sys.argv[1:]:
         record(sys.argv[1], Path(sys.argv[2]))
     else:

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy over a run and what it cost: one measure for all trainers, so neither TRL nor trl_dapo is imported."""
+"""Accuracy during a run, and its cost. All trainers use the same measure, so neither TRL nor trl_dapo is imported."""
 
 import time
 from contextlib import contextmanager
@@ -13,8 +13,11 @@ PROBE_SEED = 7
 
 
 @contextmanager
-def looking_only(model):
-    """Without gradient, without dropout, with draws of its own: training goes on as if nobody had looked."""
+def without_side_effects(model):
+    """
+    A block without gradient, without dropout and with its own random numbers, so that training continues as if it had
+    not been.
+    """
     was_training = model.training
     model.eval()
     try:
@@ -25,31 +28,34 @@ def looking_only(model):
         model.train(was_training)
 
 
-def right_probabilities(model, tokenizer, texts):
-    """Probability that a completion sampled at temperature 1 is the right one, of each text like `17+05=220`."""
+def correct_probabilities(model, tokenizer, texts):
+    """
+    Return the probability that a completion sampled at temperature 1 is correct, for each text such as `17+05=220`.
+    """
     texts = [text + tokenizer.eos_token for text in texts]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
     is_equals = (batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")).long()
     behind_first = ((is_equals.cumsum(dim=1) - is_equals) > 0)[:, 1:]
-    with looking_only(model):
+    with without_side_effects(model):
         logps = model(**batch).logits[:, :-1].float().log_softmax(dim=-1)
     logps = logps.gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
     return (logps * behind_first).sum(dim=1).exp()
 
 
 def accuracy(model, tokenizer, texts):
-    """[`right_probabilities`], averaged over the problems."""
-    return right_probabilities(model, tokenizer, texts).mean().item()
+    """Return the mean of [`correct_probabilities`] over the problems."""
+    return correct_probabilities(model, tokenizer, texts).mean().item()
 
 
 class Curve(TrainerCallback):
     """
-    Every so many rollouts, and at the end: tokens, CPU seconds, and what `look` finds, accuracy among it; it costs
-    nothing. Ends the run at its target and at its limits.
+    Record a point of the curve every `probe_every` rollouts and at the end: tokens, CPU seconds, and what
+    `probe_model` returns, which includes the accuracy. Measuring costs no time. The callback ends the run at its
+    target and at its limits.
     """
 
-    def __init__(self, job, look, num_tokens, server_seconds=lambda: 0.0):
-        self.job, self.look, self.num_tokens, self.server_seconds = job, look, num_tokens, server_seconds
+    def __init__(self, job, probe_model, num_tokens, server_seconds=lambda: 0.0):
+        self.job, self.probe_model, self.num_tokens, self.server_seconds = job, probe_model, num_tokens, server_seconds
         self.points = []
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -69,7 +75,7 @@ class Curve(TrainerCallback):
     def _note(self, num_rollouts, control):
         now = time.process_time()
         seconds = now + self.server_seconds() - self.start
-        point = {"rollouts": num_rollouts, "tokens": self.num_tokens(), "seconds": seconds, **self.look()}
+        point = {"rollouts": num_rollouts, "tokens": self.num_tokens(), "seconds": seconds, **self.probe_model()}
         self.points.append(point)
         has_run_enough = (
             num_rollouts >= self.job.min_rollouts

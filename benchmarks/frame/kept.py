@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The CSV files of runs that are kept: a line a run, and a line a probe."""
+"""
+The CSV files of runs that are kept: runs.csv with a line per run, and curves.csv with a line per point of a curve.
+"""
 
 import csv
 import math
@@ -30,7 +32,7 @@ def write_rows(path, header, rows):
 
 
 def write_csv(results, folder, key):
-    """`key` says what the results' keys are."""
+    """Write results to the CSV files of a folder. `key` names the parts of their keys."""
     keys = sorted(results)
     of_runs = list(dict.fromkeys(name for run in keys for name, value in results[run].items() if _is_figure(value)))
     of_points = list(results[keys[0]]["curve"][0])
@@ -45,14 +47,14 @@ def _is_figure(value):
 
 
 def _text(value):
-    """Blank where nothing was measured."""
+    """Return a value as text, or an empty string if it was not measured."""
     if not _is_figure(value):
         return value
     return "" if math.isnan(value) else f"{value:.0f}" if value.is_integer() else f"{value:.{NUM_DIGITS}g}"
 
 
 def read_csv(folder, key):
-    """What [`write_csv`] has written, where it has."""
+    """Return the results that [`write_csv`] has written to a folder, if any."""
     results = {}
     for name in (RUNS, CURVES):
         for row in read_rows(folder / name) if (folder / name).exists() else ():
@@ -67,13 +69,13 @@ def read_csv(folder, key):
 
 
 class Study(NamedTuple):
-    """A study whose runs are kept, and whose predictions have a section of EVIDENCE.md with a row each."""
+    """A study whose runs are kept, and whose predictions have a row each in a section of EVIDENCE.md."""
 
     folder: Path
-    key: tuple  # what tells a run from the others, the seed last
+    key: tuple  # names of the columns that identify a run, the seed last
     heading: str  # of the section
     predictions: tuple
-    counted: Callable = dict  # the runs that verdicts are of, by task, arm and seed, from those that are kept
+    counted: Callable = dict  # returns the runs that count, by task, arm and seed, from the kept ones
 
     def read(self):
         return read_csv(self.folder, self.key)
@@ -82,13 +84,13 @@ class Study(NamedTuple):
         write_csv(results, self.folder, self.key)
 
     def filled_in(self, page):
-        """The page with what became of the predictions."""
+        """Return the page with the outcomes of the predictions."""
         return fill_in(page, self.counted(self.read()), self.heading, self.predictions)
 
     def fill_in(self):
         EVIDENCE.write_text(self.filled_in(EVIDENCE.read_text()))
 
     def report(self):
-        """Prints what became of the predictions, and writes it."""
+        """Print the outcomes of the predictions, and write them to the page."""
         print_outcomes(self.counted(self.read()), self.predictions)
         self.fill_in()

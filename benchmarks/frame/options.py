@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A command's options, from the keywords of the function that it calls."""
+"""The options of a command, from the keywords of the function that it calls."""
 
 import argparse
 import inspect
@@ -9,10 +9,11 @@ from typing import get_args
 
 def read_options(function, prog, description, argv=None):
     """
-    The keywords of a call of `function`, those alone that were given.
+    Return the keywords for a call of `function` that were given on the command line.
 
-    An option has the type of its default, or is annotated with it. `False` is a flag, a tuple all that may be chosen,
-    again and again, and without a default it must be given. Numbers are above 0, but for a seed.
+    The type of an option is that of its default, or its annotation. A default of `False` makes a flag, a tuple makes a
+    choice that may be given several times, and an option without a default is required. Numbers must be above 0,
+    except for a seed.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -25,8 +26,10 @@ def read_options(function, prog, description, argv=None):
         if default is False:
             parser.add_argument(flag, action="store_true")
         elif isinstance(default, tuple):
-            parser.add_argument(flag, choices=default, action="append", help="may be given again (default: all)")
-        elif default is None:  # annotated as a type or none
+            parser.add_argument(
+                flag, choices=default, action="append", help="may be given several times (default: all)"
+            )
+        elif default is None:  # annotated as a type or `None`
             parser.add_argument(flag, type=get_args(parameter.annotation)[0])
         elif default is parameter.empty:
             parser.add_argument(flag, type=parameter.annotation, required=True)

@@ -11,8 +11,8 @@ from .predictions import seeds_of
 
 def draw_panels(results, panels, arms, num_columns, size, path):
     """
-    A panel for each task, figure, what it is drawn against, and title. A curve an arm, as far as all its seeds go:
-    their mean, and from the lowest to the highest.
+    Draw a panel for each of `panels`: task, figure, what it is drawn against, and title. Each arm has a curve, up to
+    the point that all of its seeds reach: their mean, and a band from the lowest to the highest.
     """
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(panels) // num_columns, num_columns, squeeze=False)

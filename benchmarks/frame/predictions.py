@@ -1,11 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What was predicted before the first run that counts, and what became of it.
+Predictions that were made before the first run that counts, and their outcomes.
 
-A prediction is of the difference of two runs with the same seed: "shown" where Student's 95 % interval of it lies on
-the predicted side of 0, "refuted" where it lies on the other, else "not shown". Of twenty intervals one misses: beside
-each verdict stands the one that holds by Holm's test of all of them together.
+A prediction is about the difference between two runs with the same seed. It is "shown" if Student's 95% interval of
+the difference lies on the predicted side of 0, "refuted" if it lies on the other side, and "not shown" otherwise. One
+in twenty such intervals misses the true value. So each verdict comes with a second one, by Holm's test of all
+predictions together.
 """
 
 import math
@@ -19,11 +20,14 @@ from .verdicts import LEVEL, holm, interval, p_value, verdict
 
 
 BY_CONSTRUCTION, NOT_SHOWN, NOT_REFUTED = "by construction", "not shown", "not refuted"
-FEWEST = 3  # seeds of an interval
+FEWEST = 3  # seeds for an interval
 
 
 class Quantity(NamedTuple):
-    """`measure` takes the runs of both arms with one seed, that of the arm first, and returns a value for each."""
+    """
+    A figure of runs. `measure` takes the runs of the arm and of the other arm with one seed, and returns a value for
+    each.
+    """
 
     title: str
     measure: Callable
@@ -32,9 +36,12 @@ class Quantity(NamedTuple):
 
 class Prediction(NamedTuple):
     """
-    `quantity` is above (`direction` 1) or below (-1) in `arm` what it is in the arm `against`, or that number.
-    `by_construction`: it could not have come out otherwise, so that it shows nothing. `or_equal`: it may also be the
-    same, so that the prediction is refuted if an interval lies on the other side of 0, and not refuted otherwise.
+    A prediction that `quantity` is higher (`direction` 1) or lower (-1) in `arm` than in the arm or the number
+    `against`.
+
+    `by_construction` means that it could not have come out differently, so it shows nothing. `or_equal` means that the
+    two may also be equal: the prediction is refuted if the interval lies on the other side of 0, and not refuted
+    otherwise.
     """
 
     task: str
@@ -42,13 +49,13 @@ class Prediction(NamedTuple):
     against: str | float
     quantity: Quantity
     direction: int
-    paper: str  # where it claims this
+    paper: str  # where the paper claims this
     by_construction: bool = False
     or_equal: bool = False
 
     @property
     def undecided(self):
-        """The verdict if the interval says nothing."""
+        """Verdict if the interval contains 0."""
         return NOT_REFUTED if self.or_equal else NOT_SHOWN
 
 
@@ -67,14 +74,14 @@ def seeds_of(results, task, arm):
 
 
 def seeds_of_both(results, prediction):
-    """Seeds with which a prediction's arm was run, and the arm that it is compared with."""
+    """Return the seeds with which both the arm of a prediction and the arm that it is compared with were run."""
     task, arm, against, *_ = prediction
     others = seeds_of(results, task, against) if isinstance(against, str) else None
     return [seed for seed in seeds_of(results, task, arm) if others is None or seed in others]
 
 
 def check(prediction, results):
-    """What became of a prediction."""
+    """Return the outcome of a prediction."""
     task, arm, against, quantity, direction, *_ = prediction
     pairs = []
     for seed in seeds_of_both(results, prediction):
@@ -90,14 +97,17 @@ def check(prediction, results):
     low, high = difference - half, difference + half
     means = [statistics.mean(values) for values in zip(*pairs, strict=True)]
     p = p_value(differences) if len(differences) > 1 else 1.0
-    said = BY_CONSTRUCTION if prediction.by_construction else verdict(low, high, direction)
-    if prediction.or_equal and said != "refuted":
-        said = NOT_REFUTED
-    return Outcome(*means, difference, low, high, said, p)
+    found = BY_CONSTRUCTION if prediction.by_construction else verdict(low, high, direction)
+    if prediction.or_equal and found != "refuted":
+        found = NOT_REFUTED
+    return Outcome(*means, difference, low, high, found, p)
 
 
 def by_holm(results, predictions):
-    """Each prediction's verdict as one of all that were tested: its own, or that of an interval that says nothing."""
+    """
+    Return the verdict of each prediction by Holm's test of all predictions that were run: its own verdict if it holds,
+    and otherwise the verdict of an interval that contains 0.
+    """
     run = [prediction for prediction in predictions if seeds_of_both(results, prediction)]
     tested = {prediction: check(prediction, results) for prediction in run if not prediction.by_construction}
     adjusted = dict(zip(tested, holm([outcome.p for outcome in tested.values()]), strict=True))
@@ -106,22 +116,24 @@ def by_holm(results, predictions):
 
 
 def describe_outcome(prediction, results):
-    """The figures of a prediction and its verdict, as they stand on the page."""
+    """Return the figures of a prediction and its verdict, as text for the page."""
     if not seeds_of_both(results, prediction):
         return "not run yet"
     outcome = check(prediction, results)
     if prediction.quantity.unit == "%":
         shares = [f"{100 * value:.1f}" for value in outcome[:2]]
         points = [f"{100 * value:+.1f}" for value in outcome[2:5]]
-        return f"{shares[0]} % beside {shares[1]} %: {points[0]} ({points[1]} to {points[2]}): {outcome.verdict}"
+        return f"{shares[0]}% and {shares[1]}%: {points[0]} ({points[1]} to {points[2]}): {outcome.verdict}"
     large = any(1000 <= abs(value) < math.inf for value in outcome[:5])  # tokens
     mine, others = (f"{value:,.0f}" if large else f"{value:.3g}" for value in outcome[:2])
     difference, low, high = (f"{value:+,.0f}" if large else f"{value:+.3g}" for value in outcome[2:5])
-    return f"{mine} beside {others}: {difference} ({low} to {high}): {outcome.verdict}"
+    return f"{mine} and {others}: {difference} ({low} to {high}): {outcome.verdict}"
 
 
 def fill_in(page, results, heading, predictions):
-    """The page with the outcomes in the last two columns of a section's table: a row for each prediction, in order."""
+    """
+    Return the page with the outcomes in the last two columns of a section's table, which has a row per prediction.
+    """
     head, heading, rest = page.partition(heading)
     section, *others = re.split(r"(?m)^(?=## )", rest, maxsplit=1)
     lines = section.split("\n")
@@ -133,8 +145,8 @@ def fill_in(page, results, heading, predictions):
 
 
 def print_outcomes(results, predictions):
-    """What became of every prediction whose arms were run."""
-    columns = "part", "quantity", "arm, beside", "predicted", "outcome", "by Holm"
+    """Print the outcome of every prediction whose arms were run."""
+    columns = "part", "quantity", "arm, compared with", "predicted", "outcome", "by Holm"
     rows = []
     for prediction, held in zip(predictions, by_holm(results, predictions), strict=True):
         if seeds_of_both(results, prediction):

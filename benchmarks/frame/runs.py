@@ -1,10 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Many training runs, each in a process of its own with one thread, and a JSON file for each.
+Many training runs, each in its own process with one thread, and a JSON file for each.
 
-A call that was interrupted goes on where it stopped. An earlier result stands in only for the very same run: the same
-job, from the same checkpoint, by the same code, with the same versions of TRL, transformers and torch.
+An interrupted call resumes where it stopped. An earlier result is used only for exactly the same run: the same job,
+from the same checkpoint, by the same code, with the same versions of TRL, transformers and torch.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ from .tables import say
 
 
 class Job(NamedTuple):
-    """One run, and everything that decides its outcome. It ends at the first of its limits."""
+    """One run, with everything that decides its outcome. It ends at the first of its limits."""
 
     task: str
     arm: str
     seed: int
     settings: dict = {}  # noqa: RUF012 (of the trainer's configuration)
-    rate: float | None = None  # where it tells runs of an arm from one another
+    rate: float | None = None  # if it distinguishes runs of an arm
     num_rollouts: int = 1_000_000
     target: float = math.inf  # accuracy
     max_tokens: float = math.inf  # generated
     max_seconds: float = math.inf  # of the CPU
     probe_every: int = 1  # rollouts
-    min_rollouts: int = 0  # before which neither the target nor `max_seconds` ends it
+    min_rollouts: int = 0  # before these, neither the target nor `max_seconds` ends the run
     min_seconds: float = 0.0  # the same
     min_tokens: float = 0.0  # the same
     others: dict = {}  # noqa: RUF012
@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        """Of its file."""
+        """Name of its file."""
         return "-".join(map(str, self.key)).replace(", ", "-").replace(" ", "_")
 
 
@@ -70,20 +70,22 @@ def clock(seconds):
 
 
 def silent():
-    """No line but the caller's own."""
+    """Silence all output except the caller's own."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 def quiet():
-    """One thread, and no line but the caller's own."""
+    """Use one thread, and silence all output except the caller's own."""
     torch.set_num_threads(1)
     silent()
 
 
 def fingerprint(function):
-    """Changes with the package, the frame, the files beside the one that `function` is from, and versions."""
+    """
+    Return a hash that changes with the package, the frame, the files next to that of `function`, and the versions.
+    """
     digest = hashlib.sha256(" ".join((trl.__version__, transformers.__version__, torch.__version__)).encode())
     beside = Path(inspect.getfile(function)).parent.glob("*.py")
     folders = Path(trl_dapo.__file__).parent.rglob("*.py"), Path(__file__).parent.glob("*.py"), beside
@@ -100,12 +102,13 @@ def describe(job, result):
     )
 
 
-def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe, runs_a_process=1):
+def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe, runs_per_process=1):
     """
-    Runs what no earlier call has finished; results by the jobs' keys. `function`, of the top level of a module, takes
-    a job, the checkpoint, whose name says how it was made, and a folder that goes, and returns what JSON can hold.
-    `describe` makes a line of a job and its result. A process makes more than one run where these are shorter than its
-    imports.
+    Run the jobs that no earlier call has finished, and return all results by the keys of the jobs.
+
+    `function` must be at the top level of a module. It takes a job, the checkpoint (whose name says how it was made)
+    and a temporary folder, and returns what JSON can hold. `describe` makes a line of a job and its result.
+    `runs_per_process` is the number of runs per process: more than one, if a run takes less time than the imports.
     """
     folder.mkdir(parents=True, exist_ok=True)
     code = fingerprint(function)
@@ -119,9 +122,9 @@ def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe
         else:
             missing.append((function, job, checkpoint, path, run))
     if results:
-        say(f"{len(results)} runs are taken from {folder}.")
+        say(f"{len(results)} runs are read from {folder}.")
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    how = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": runs_a_process}
+    how = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": runs_per_process}
     with ProcessPoolExecutor(num_processes, **how) as pool:
         for job, result in pool.map(_run, missing):
             results[job.key] = result

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for `vllm serve`: a process of its own, with weights of its own, behind TRL's engine in server mode."""
+"""A stand-in for `vllm serve`: a process with its own weights, behind TRL's engine in server mode."""
 
 import contextlib
 import multiprocessing
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 
 class Engine:
-    """In the server's process, where it takes so many seconds to answer a request."""
+    """The engine in the server's process. It takes `delay` seconds to answer a request."""
 
     def __init__(self, delay=0.0):
         torch.set_num_threads(1)
@@ -37,7 +37,7 @@ class Engine:
 
 
 class Model(Engine):
-    """Samples with the weights of the last push, or with the adapter that a request names: a request at a time."""
+    """Sample with the weights of the last push, or with the adapter that a request names, one request at a time."""
 
     def __init__(self, path, seed):
         super().__init__()
@@ -90,14 +90,14 @@ class Model(Engine):
 
 
 class Script(Engine):
-    """Gives every prompt a right completion and wrong ones, as token ids."""
+    """Give every prompt one correct completion, and otherwise incorrect ones, as token ids."""
 
-    def __init__(self, delay, right, wrong):
+    def __init__(self, delay, correct, incorrect):
         super().__init__(delay)
-        self.right, self.wrong = right, wrong
+        self.correct, self.incorrect = correct, incorrect
 
     def sample(self, prompts, n, max_tokens, temperature, adapter):
-        completions = [self.wrong if i else self.right for _ in prompts for i in range(n)]
+        completions = [self.incorrect if i else self.correct for _ in prompts for i in range(n)]
         return completions, [[[-1.0]] * len(ids) for ids in completions]
 
 
@@ -110,7 +110,7 @@ Server.register("Script", Script)
 
 
 class Client:
-    """In the place of TRL's client, and of the requests that load adapters and unload them."""
+    """A replacement for TRL's client, and for the requests that load and unload adapters."""
 
     base_url = _load_url = "a stand-in"
 
@@ -120,7 +120,7 @@ class Client:
         answer = SimpleNamespace(status_code=200, raise_for_status=lambda: None, json=lambda: config)
         get, close = (lambda url, **kwargs: answer), (lambda: None)
         self.session = SimpleNamespace(adapters={}, get=get, post=self._load, close=close)
-        self._unload, self._leave = (lambda name, path: engine.unload_adapter(name)), close
+        self._unload, self._clean_up = (lambda name, path: engine.unload_adapter(name)), close
 
     def _load(self, url, json):
         self.engine.load_adapter(json["lora_name"], json["lora_path"])
@@ -151,8 +151,8 @@ class Client:
 @contextlib.contextmanager
 def server(make, **settings):
     """
-    A block in which trainers find a server made by `make(**settings)`, each its own; vLLM need not be installed.
-    Yields their engines.
+    A block in which each trainer connects to its own server, made by `make(**settings)`. vLLM need not be installed.
+    Yield the engines of the servers.
     """
     module, engines = trl.generation.vllm_generation, []
 

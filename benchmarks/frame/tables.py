@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, on a terminal and on a page."""
+"""Tables for a terminal and for a page."""
 
 import re
 
@@ -12,12 +12,12 @@ console = Console(width=140)
 
 
 def say(line):
-    """A line of prose, as it is."""
+    """Print a line of prose unchanged."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(title, columns, rows, left=1):
-    """Rows as they come; behind the first columns all stand on the right."""
+    """Print a table. The first `left` columns are left-justified, and the others right-justified."""
     table = Table(title=title)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right")
@@ -31,11 +31,11 @@ def row_of(*cells):
 
 
 def markdown(columns, rows):
-    """Lines of a page's table."""
+    """Return the lines of a table in Markdown."""
     return [row_of(*columns), "|---" * len(columns) + "|", *(row_of(*row) for row in rows)]
 
 
 def fill_block(page, start, end, lines):
-    """A page with these lines between two marks, where it has them."""
+    """Return a page with these lines between two marks, if it has the marks."""
     block = "\n".join([start, "", *lines, "", end])
     return re.sub(f"{re.escape(start)}.*?{re.escape(end)}", lambda _: block, page, flags=re.DOTALL)

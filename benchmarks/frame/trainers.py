@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What all runs are told, and trainers that count."""
+"""Settings of all runs, and trainers that count tokens."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ PLAIN = {
 
 
 class Meter:
-    """Adds up what is generated."""
+    """Count the generated tokens."""
 
     num_tokens = 0
 
@@ -44,7 +44,7 @@ class DAPO(Meter, DAPOTrainer):
 
 
 class Watched(DAPO):
-    """Adds up what becomes of the upper clip, too."""
+    """Also count the tokens at the upper clip."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -67,15 +67,17 @@ class Watched(DAPO):
 
 
 class Arm(NamedTuple):
-    """A trainer, and how it differs from the others."""
+    """A trainer, and the settings in which it differs from the others."""
 
     trainer: type
     settings: dict
-    num_steps: int | None = None  # of the optimizer a rollout, where they are not the study's
+    num_steps: int | None = None  # of the optimizer per rollout, if they are not the study's
 
 
 def rollouts_of(num_prompts, num_generations, num_steps, **settings):
-    """Settings of rollouts of so many prompts and optimizer steps, with a warm-up of two of them."""
+    """
+    Return the settings of rollouts with these numbers of prompts and optimizer steps, and a warm-up of two rollouts.
+    """
     return {
         "num_generations": num_generations,
         "per_device_train_batch_size": num_prompts * num_generations // num_steps,
@@ -92,7 +94,7 @@ def load(checkpoint):
 
 
 def train_quietly(trainer, *callbacks):
-    """Trains without a line of its own; returns the log's entries of rollouts."""
+    """Train without printing; return the log entries of the rollouts."""
     for callback in callbacks:
         trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)
@@ -101,22 +103,22 @@ def train_quietly(trainer, *callbacks):
 
 
 def make_trainer(arm, model, folder, reward, dataset, tokenizer, settings, **options):
-    """The arm's trainer, told `settings` and the arm's."""
+    """Return the trainer of an arm with `settings` and the arm's own."""
     args = arm.trainer.config_class(output_dir=str(folder), **PLAIN | settings | arm.settings)
     return arm.trainer(
         model=model, reward_funcs=reward, args=args, train_dataset=dataset, processing_class=tokenizer, **options
     )
 
 
-def train(job, arm, *what, look, settings=None, server_seconds=None, **options):
+def train(job, arm, *what, probe_model, settings=None, server_seconds=None, **options):
     """
-    Trains until the job's target or a limit, told `settings`, the job's and the arm's; `what` are the arguments of
-    [`make_trainer`] between. Returns the trainer, the curve of what `look` finds in its model, and the log's entries
-    of rollouts.
+    Train until the job's target or a limit, with `settings`, the job's and the arm's. `what` are the arguments of
+    [`make_trainer`] between `arm` and `settings`. Return the trainer, the curve of what `probe_model` returns for its
+    model, and the log entries of the rollouts.
     """
-    told = (settings or {}) | job.settings
-    told |= {"seed": job.seed, "max_steps": job.num_rollouts * told["steps_per_generation"]}
-    trainer = make_trainer(arm, *what, told, **options)
-    curve = Curve(job, lambda: look(trainer.model), lambda: trainer.num_tokens, server_seconds or (lambda: 0.0))
+    all_settings = (settings or {}) | job.settings
+    all_settings |= {"seed": job.seed, "max_steps": job.num_rollouts * all_settings["steps_per_generation"]}
+    trainer = make_trainer(arm, *what, all_settings, **options)
+    curve = Curve(job, lambda: probe_model(trainer.model), lambda: trainer.num_tokens, server_seconds or (lambda: 0.0))
     log = train_quietly(trainer, curve)
     return trainer, curve.points, log

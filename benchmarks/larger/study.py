@@ -1,13 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Countdown with a model of five million parameters: the ladder once more, where answers are long.
+Countdown with a model of five million parameters: the ladder once more, with long completions.
 
-    python -m benchmarks larger                  # an hour on two cores, in pieces that resume
-    python -m benchmarks larger --from-kept      # predictions and picture from the runs that are kept
+    python -m benchmarks larger                  # an hour on two cores; an interrupted call resumes
+    python -m benchmarks larger --from-kept      # predictions and picture from the kept runs
 
-The task is described in task.py. A call that was interrupted goes on, as long as this folder, the frame and trl_dapo
-are the same: keep a checkout for it. Writes runs.csv, curves.csv, the picture, and EVIDENCE.md's outcomes.
+The task is described in task.py. An interrupted call resumes as long as this folder, the frame and trl_dapo have not
+changed, so keep a checkout for it. Writes runs.csv, curves.csv, the picture, and the outcomes in EVIDENCE.md.
 """
 
 from pathlib import Path
@@ -43,14 +43,14 @@ PREDICTIONS = (
 
 
 def job_of(rung, seed, **limit):
-    """The ladder's rung, but for the punishment's length."""
+    """Return the settings of a rung of the ladder, with this task's length of the punishment."""
     settings = ladder.run.settings_of(rung)
     buffer = {"overlong_buffer_length": BUFFER} if "overlong_buffer_length" in settings else {}
     return Job(LADDER, rung, seed, {"dynamic_sampling_stop_after": 0} | settings | buffer, probe_every=4, **limit)
 
 
 def whole_seeds(results):
-    """The runs of those seeds of which all are there."""
+    """Return the runs of the seeds of which all runs are there."""
     seeds = {seed for *_, seed in results}
     whole = [seed for seed in seeds if all((LADDER, rung, seed) in results for rung in ladder.run.ROWS)]
     return {key: run for key, run in results.items() if key[2] in whole}
@@ -66,7 +66,7 @@ def main(from_kept=False, num_seeds=3, num_warm_up_steps=1000, num_processes=2, 
         how, seeds = (checkpoint, output_dir, num_processes), range(num_seeds)
         rungs = [job_of(rung, seed, num_rollouts=NUM_ROLLOUTS) for seed in seeds for rung in ladder.run.RUNGS]
         results = run_all(run, rungs, *how)
-        # GRPO until it has generated as much as the last rung with the same seed.
+        # GRPO runs until it has generated as many tokens as the last rung with the same seed.
         tokens = {seed: results[LADDER, DYNAMIC, seed]["tokens"] for seed in seeds}
         results |= run_all(run, [job_of(CONTROL, seed, max_tokens=tokens[seed]) for seed in seeds], *how)
         STUDY.write(results)

@@ -1,17 +1,17 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Countdown: reach a target with all of the given numbers, by trying. An interpreter evaluates what the model ends with.
+Countdown: reach a target with all of the given numbers, by trying. An interpreter evaluates the model's final answer.
 
     3,7,25:46=25+3=28+7=35;25-3=22-7=15;7*3=21+25=46!7*3+25
 
-Expressions are evaluated from left to right, and every value on the way must be a whole number from 0 to 99. Behind
-`!` stands the answer; what was tried before it is the model's own affair. Every number is a token.
+Expressions are evaluated from left to right, and every intermediate value must be a whole number from 0 to 99. The
+answer follows `!`; what is tried before it does not count. Every number is a token.
 
-The teachers of the warm-up try chains at random and forget what they have tried. After any that failed they give up,
-the first one time in eight, the second, in the last steps, one time in two: the answer is then what was tried last. So
-the model can search and has lately seen impatience; there is to learn to go on, what to try and when it is found, and
-lengths grow a long tail.
+The examples of the warm-up are written by two teachers, which try chains at random and do not remember what they have
+tried. After any chain that fails they may give up, the first teacher one time in eight, the second, in the last steps,
+one time in two. The answer is then what was tried last. So the model can search, and has lately seen impatience. It
+can learn to continue, what to try, and when the target is found, and its completions get a long tail of lengths.
 """
 
 import random
@@ -28,11 +28,11 @@ from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
 MAX_LENGTH = 160  # tokens of a completion: 26 chains of two numbers, 16 of three, 11 of four
-LARGEST = 99  # value on the way
+LARGEST = 99  # of intermediate values
 NUMBERS = range(1, 31)
 GIVE_UP = 1 / 8, 1 / 2  # after a chain that failed, the patient teacher and the impatient one
-HELD_OUT = 10  # one set of numbers in so many is
-LESSONS = 16  # calls of `teach` whose examples are sorted by length, since padding costs as much as they do
+HELD_OUT = 10  # one in 10 sets of numbers is
+LESSONS = 16  # calls of `draw_examples` whose examples are sorted by length, because padding costs as much as tokens
 
 # How many numbers a problem has, and how often.
 SHARES = {2: 0.3, 3: 0.4, 4: 0.3}
@@ -59,13 +59,16 @@ TERM = re.compile(rf"([-+*]?)({NUMBER})")
 
 
 def step(value, operator, number):
-    """The next value of a chain; `None` where it may not go."""
+    """Return the next value of a chain, or `None` if it is out of bounds."""
     value = {"+": value + number, "-": value - number, "*": value * number}[operator]
     return value if 0 <= value <= LARGEST else None
 
 
 def interpret(expression):
-    """Value of an expression and the numbers it uses; `None` where it is none, or leaves 0 to 99 on the way."""
+    """
+    Return the value of an expression and the numbers it uses, or `None` if it is malformed or leaves 0 to 99 on the
+    way.
+    """
     if not EXPRESSION.fullmatch(expression):
         return None
     value, numbers = 0, []
@@ -78,7 +81,7 @@ def interpret(expression):
 
 
 def is_correct(completion, problem):
-    """Whether the expression behind the last `!` reaches the target with each of the numbers once."""
+    """Return whether the expression after the last `!` reaches the target with each of the numbers once."""
     _, mark, expression = completion.rpartition("!")
     numbers, target = problem.split(":")
     found = interpret(expression) if mark else None
@@ -86,7 +89,7 @@ def is_correct(completion, problem):
 
 
 def score(completions, problem, **kwargs):
-    """Reward function: 1 where the answer is right, else -1."""
+    """Reward function: 1 if the answer is correct, -1 otherwise."""
     texts = [completion[0]["content"] for completion in completions]
     return [1.0 if is_correct(text, text_of) else -1.0 for text, text_of in zip(texts, problem, strict=True)]
 
@@ -103,12 +106,12 @@ class Chain(NamedTuple):
 
 
 def is_held_out(numbers):
-    """The same numbers are held out in every order and with every target."""
+    """Return whether these numbers are held out: the same numbers are, in every order and with every target."""
     return zlib.crc32(repr(sorted(numbers)).encode()) % HELD_OUT == 0
 
 
 def draw_chain(numbers, draw):
-    """Any chain that stays in bounds."""
+    """Return any chain that stays in bounds."""
     while True:
         order = draw.sample(numbers, len(numbers))
         value, expression, working = order[0], f"{order[0]}", f"{order[0]}"
@@ -125,7 +128,7 @@ def draw_chain(numbers, draw):
 
 class Problems:
     """
-    Numbers with a target that some chain of them reaches: of what is held out, or else of all the rest. `give_up` is
+    Sets of numbers with a target that some chain of them reaches, either held out or from all the others. `give_up` is
     how often the teacher gives up after a chain that failed.
     """
 
@@ -134,7 +137,7 @@ class Problems:
         self._give_up = give_up
 
     def draw(self, num_problems):
-        """Problems like `3,7,25:46`, of each size as often as its share says."""
+        """Return problems such as `3,7,25:46`, with the share of each size."""
         sizes = self._random.choices(list(SHARES), SHARES.values(), k=num_problems)
         return [self._problem(size) for size in sizes]
 
@@ -144,8 +147,11 @@ class Problems:
             numbers = self._random.choices(NUMBERS, k=size)
         return f"{','.join(map(str, numbers))}:{draw_chain(numbers, self._random).value}"
 
-    def teach(self, num_examples):
-        """Problems with the teacher's attempts within the room of a completion; of one call about equally long."""
+    def draw_examples(self, num_examples):
+        """
+        Return problems with the teacher's attempts within the length of a completion. The examples of one call are
+        about equally long.
+        """
         if not self._lessons:
             examples = [f"{problem}={self._attempts(problem)}" for problem in self.draw(LESSONS * num_examples)]
             examples.sort(key=len)
@@ -169,7 +175,7 @@ class Problems:
 
 
 def to_dataset(problems):
-    """Problems in the schema of `trl_dapo.data`."""
+    """Return a dataset of problems in the schema of `trl_dapo.data`."""
     return Dataset.from_list(
         [
             {"id": str(i), "prompt": [{"role": "user", "content": problem}], "problem": problem}
@@ -182,7 +188,7 @@ def to_dataset(problems):
 
 
 def make_tokenizer():
-    """A token a number, and a token a sign. As in the quickstart, `=` stands behind a problem."""
+    """Return a tokenizer with a token per number and per sign. As in the quickstart, `=` follows a problem."""
     tokens = ["<pad>", "<eos>", "<unk>", *map(str, range(LARGEST + 1)), *"+-*=;!:,"]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[0-9]+|."), "isolated")
@@ -198,5 +204,5 @@ def make_tokenizer():
 
 
 def make_model(seed):
-    """Qwen3 as the quickstart makes it, but wider and deeper."""
+    """Return the quickstart's Qwen3, wider and deeper."""
     return build_model(make_tokenizer(), seed, **SIZES)

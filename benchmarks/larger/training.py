@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run on Countdown, probed on held-out problems on the way."""
+"""One run on Countdown, with probes on held-out problems during the run."""
 
 import hashlib
 import inspect
@@ -25,10 +25,10 @@ from . import task
 from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_correct, make_tokenizer, score, to_dataset
 
 
-NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
+NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # of a rollout: prompts, completions per prompt, optimizer steps
 NUM_TRAIN = 8192  # prompts
 LEARNING_RATE = 1e-4
-NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems on the way, and at the end; a completion of each
+NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems during the run, and at its end, with one completion each
 CHUNK = 256  # completions sampled at a time
 WARM_UP_SEED, HELD_OUT_SEED = 42, 7
 
@@ -37,32 +37,34 @@ WARM_UP_SEED, HELD_OUT_SEED = 42, 7
 
 
 def autocast():
-    """bfloat16 in matrix products, as in training: it takes less than half the time."""
+    """A block in which matrix products are in bfloat16, as in training. This takes less than half the time."""
     return torch.autocast("cpu", torch.bfloat16)
 
 
 def held_out(num_problems):
-    """The first held-out problems."""
+    """Return the first held-out problems."""
     return Problems(HELD_OUT_SEED, held_out=True).draw(num_problems)
 
 
 def probe(model, tokenizer, problems):
-    """What the policy does with problems, a completion of each; one that needs more room than it has is wrong."""
-    look = SimpleNamespace(solution=lambda problem: problem.text, is_correct=is_correct, room=MAX_LENGTH + 1)
+    """
+    Return figures of the policy on problems, with one completion each. A completion that is cut off is incorrect.
+    """
+    task = SimpleNamespace(solution=lambda problem: problem.text, is_correct=is_correct, room=MAX_LENGTH + 1)
     asked = [SimpleNamespace(text=problem) for problem in problems]
     with autocast():
-        chunks = [sample(model, tokenizer, look, asked[i : i + CHUNK], 1) for i in range(0, len(asked), CHUNK)]
-    right, lengths, entropies = (np.concatenate([chunk[i] for chunk in chunks]) for i in range(3))
+        chunks = [sample(model, tokenizer, task, asked[i : i + CHUNK], 1) for i in range(0, len(asked), CHUNK)]
+    correct, lengths, entropies = (np.concatenate([chunk[i] for chunk in chunks]) for i in range(3))
     truncated = lengths > MAX_LENGTH
-    right = right & ~truncated
+    correct = correct & ~truncated
     figures = {
-        "accuracy": right.mean(),
+        "accuracy": correct.mean(),
         "length": np.minimum(lengths, MAX_LENGTH).mean(),
         "truncated": truncated.mean(),
         "entropy": np.average(entropies, weights=lengths),
     }
     sizes = np.array([problem.count(",") + 1 for problem in problems])
-    figures |= {f"accuracy, {size} numbers": mean_where(right, sizes == size) for size in SHARES}
+    figures |= {f"accuracy, {size} numbers": mean_where(correct, sizes == size) for size in SHARES}
     return {name: float(value) for name, value in figures.items()}
 
 
@@ -70,13 +72,13 @@ def probe(model, tokenizer, problems):
 
 
 def train(job, checkpoint, folder, arm):
-    """Trains from the checkpoint; returns the curve, and the figures at the end, on more problems."""
+    """Train from the checkpoint; return the curve, and the figures at the end, on more problems."""
     sizes = {"max_completion_length": MAX_LENGTH, "learning_rate": LEARNING_RATE}
     tokenizer, problems = make_tokenizer(), held_out(NUM_HELD_OUT)
     dataset = to_dataset(Problems(1000 + job.seed).draw(NUM_TRAIN))
     trainer, curve, log = trainers.train(
         *(job, arm, load(checkpoint), folder, score, dataset, tokenizer),
-        look=lambda model: probe(model, tokenizer, problems[:NUM_PROBED]),
+        probe_model=lambda model: probe(model, tokenizer, problems[:NUM_PROBED]),
         settings=rollouts_of(NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS, bf16=True, **sizes),
     )
     return {
@@ -98,14 +100,16 @@ def run(job, checkpoint, folder):
 
 
 def make_checkpoint(folder, num_steps):
-    """The model after its warm-up and what it does, as the result of a run; kept for the next time."""
+    """Return the model after its warm-up and its figures, in the form of a run. It is kept for the next call."""
     made_by = "".join(inspect.getsource(module) for module in (task, quickstart))
     path = folder / f"checkpoint-{num_steps}-{hashlib.sha256(made_by.encode()).hexdigest()[:8]}"
     if not path.exists():
         quiet()
         started = time.process_time()
         tokenizer, model = make_tokenizer(), task.make_model(WARM_UP_SEED)
-        model.forward = autocast()(model.forward)  # call by call, else the first step's weights are cast for all
+        model.forward = autocast()(
+            model.forward
+        )  # in every call, otherwise the cast weights of the first step would be used for all steps
         losses, steps = [], (num_steps, num_steps // 8)
 
         def on_step(loss):

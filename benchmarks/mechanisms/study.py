@@ -1,13 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-DAPO's techniques by their mechanisms: what each is said to do, on a task in which it can be seen to.
+DAPO's techniques by their mechanisms: the claimed effect of each, on a task in which it can be seen.
 
     python -m benchmarks mechanisms                # 5 seeds, 45 minutes on one core
-    python -m benchmarks mechanisms --from-kept    # predictions and picture from the runs that are kept
+    python -m benchmarks mechanisms --from-kept    # predictions and picture from the kept runs
 
-Tasks are described in tasks.py; predictions were written before the first run. A call that was interrupted goes on
-where it stopped. Writes runs.csv, a line a run, curves.csv, a line a probe, the picture, and EVIDENCE.md's outcomes.
+The tasks are described in tasks.py. Predictions were written before the first run. An interrupted call resumes where
+it stopped. Writes runs.csv with a line per run, curves.csv with a line per probe, the picture, and the outcomes in
+EVIDENCE.md.
 """
 
 from pathlib import Path
@@ -27,7 +28,7 @@ from .tasks import make_checkpoints
 from .training import train
 
 
-# GRPO's settings, from which an arm differs in what its mechanism names.
+# The settings of GRPO. An arm changes what its mechanism names.
 PLAIN = {"loss_type": "dapo", "epsilon_high": 0.28, "use_dynamic_sampling": False}
 FOUR_STEPS = {"steps_per_generation": 4, "learning_rate": 1e-4}
 REFILL = {"use_dynamic_sampling": True, **PAPER}
@@ -67,7 +68,7 @@ MECHANISMS = {
     ),
     "gradient": Mechanism(
         "Dynamic sampling: the gradient of a step",
-        "few teach",
+        "few informative",
         {"off": {}, "on": REFILL},
         {"learning_rate": 1e-4},
         {"num_rollouts": 24, "probe_every": 24},
@@ -75,7 +76,7 @@ MECHANISMS = {
     ),
     "sampling": Mechanism(
         "Dynamic sampling, carry and memory",
-        "few teach",
+        "few informative",
         {"off": {}, "on": REFILL, "carry": CARRY, "carry, memory": {**CARRY, "dynamic_sampling_memory": True}},
         {"learning_rate": 2e-4},
         {"max_tokens": 80_000, "probe_every": 4},
@@ -110,32 +111,34 @@ def jobs_of(name, seed):
 
 
 def roughness_of(name):
-    """How much a curve jumps: the standard deviation of its steps from one measurement to the next."""
+    """Return a measure of how much a curve jumps: the standard deviation of its steps from one probe to the next."""
     return lambda *runs: [float(np.std(np.diff([point[name] for point in run["curve"]]), ddof=1)) for run in runs]
 
 
-def tokens_for_one(*runs):
-    """Tokens generated for each that trains."""
+def tokens_per_trained(*runs):
+    """Return the generated tokens per token that trains."""
     return [run["curve"][-1]["tokens"] / run["tokens that train"] for run in runs]
 
 
 ENTROPY = Quantity("entropy", late("entropy"))
 ACCURACY = Quantity("accuracy", late("accuracy"), "%")
 PASS_AT_8 = Quantity("pass@8", late("pass at 8"), "%")
-STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
-WRONG_LENGTH = Quantity("length of the wrong", during("wrong length"))
-TOO_LONG = Quantity("wrong and too long", during("wrong and too long"), "%")
-THEIR_ENTROPY = Quantity("entropy of the wrong and too long", during("entropy of wrong and too long"))
-PUNISHED = Quantity("right but cut off that are punished", during("of these punished"), "%")
-WITH_ROOM = Quantity("right, if they may end", late("right with room"), "%")
+STOPPED = Quantity("probability of tokens that the upper clip stops", of_run("probability of the up-clipped"))
+INCORRECT_LENGTH = Quantity("length of incorrect completions", during("incorrect length"))
+TOO_LONG = Quantity("incorrect and too long", during("incorrect and too long"), "%")
+THEIR_ENTROPY = Quantity(
+    "entropy of completions that are incorrect and too long", during("entropy of incorrect and too long")
+)
+PUNISHED = Quantity("correct but cut-off completions that are punished", during("of these punished"), "%")
+WITH_ROOM = Quantity("correct, if they may end", late("correct with room"), "%")
 ROUGHNESS = Quantity("roughness of the entropy", roughness_of("entropy"))
-RIGHT_CUT_OFF = Quantity("right but cut off", late("right but cut off"), "%")
+CORRECT_CUT_OFF = Quantity("correct but cut off", late("correct but cut off"), "%")
 CUT_OFF = Quantity("cut off", during("cut off"), "%")
-VARIANCE = Quantity("variance of a step's gradient, over its squared mean", of_run("relative variance"))
+VARIANCE = Quantity("variance of a step's gradient divided by its squared mean", of_run("relative variance"))
 AT_STEPS = Quantity("accuracy at equal steps", at_equal("rollouts", "accuracy"), "%")
 AT_TOKENS = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
 AT_SECONDS = Quantity("accuracy at equal CPU seconds", at_equal("seconds", "accuracy"), "%")
-FOR_ONE = Quantity("tokens generated for one that trains", tokens_for_one)
+PER_TRAINED = Quantity("generated tokens per token that trains", tokens_per_trained)
 
 CLIP, TOKEN, OVERLONG, SAMPLING, PENALTIES = "clip", "token mean", "overlong", "sampling", "penalties"
 MEAN, FILTERING, SOFT, COUNT = "token mean", "filtering", "soft punishment", "still count"
@@ -146,22 +149,22 @@ PREDICTIONS = (
     Prediction(CLIP, "0.28", "0.2", PASS_AT_8, 1, "section 3.1"),
     Prediction(CLIP, "0.5", "0.28", ENTROPY, 1, "section 3.1"),
     Prediction(CLIP, "0.2", 0.2, STOPPED, -1, "figure 3a"),
-    Prediction(TOKEN, MEAN, "sequence mean", WRONG_LENGTH, -1, "figure 4b"),
+    Prediction(TOKEN, MEAN, "sequence mean", INCORRECT_LENGTH, -1, "figure 4b"),
     Prediction(TOKEN, MEAN, "sequence mean", TOO_LONG, -1, "section 3.3"),
     Prediction(TOKEN, MEAN, "sequence mean", THEIR_ENTROPY, -1, "figure 4a"),
-    # What is cut off has no weight in the loss.
+    # Completions that are cut off have no weight in the loss.
     Prediction(OVERLONG, FILTERING, "neither", PUNISHED, -1, "section 3.4", by_construction=True),
     Prediction(OVERLONG, FILTERING, "neither", WITH_ROOM, 1, "figure 5a"),
     Prediction(OVERLONG, FILTERING, "neither", ROUGHNESS, -1, "figure 5b"),
-    Prediction(OVERLONG, SOFT, "neither", RIGHT_CUT_OFF, -1, "equation 13"),
+    Prediction(OVERLONG, SOFT, "neither", CORRECT_CUT_OFF, -1, "equation 13"),
     Prediction(OVERLONG, SOFT, "neither", ACCURACY, 1, "equation 13, table 1"),
     Prediction("gradient", "on", "off", VARIANCE, -1, "section 3.2"),
     Prediction(SAMPLING, "on", "off", AT_STEPS, 1, "figure 6"),
     Prediction(SAMPLING, "on", "off", AT_TOKENS, -1, "no claim"),
     Prediction(SAMPLING, "on", "off", AT_SECONDS, 1, "section 3.2"),
-    # What is left over trains in place of being thrown away.
-    Prediction(SAMPLING, "carry", "on", FOR_ONE, -1, OWN, by_construction=True),
-    Prediction(SAMPLING, "carry, memory", "on", FOR_ONE, -1, OWN),
+    # Surplus trains instead of being thrown away.
+    Prediction(SAMPLING, "carry", "on", PER_TRAINED, -1, OWN, by_construction=True),
+    Prediction(SAMPLING, "carry, memory", "on", PER_TRAINED, -1, OWN),
     Prediction(SAMPLING, "carry", "on", AT_TOKENS, 1, OWN),
     Prediction(SAMPLING, "carry, memory", "on", AT_TOKENS, 1, OWN),
     Prediction(PENALTIES, COUNT, "dropped with them", CUT_OFF, -1, "an experiment"),
@@ -174,13 +177,13 @@ fill_in = STUDY.fill_in
 
 # ---- Facts and picture ----
 
-PANELS = (  # mechanism, what is drawn, against what
+PANELS = (  # mechanism, what is drawn, and against what
     ("clip", "entropy", "rollouts"),
     ("clip", "pass at 8", "rollouts"),
-    ("token mean", "wrong length", "rollouts"),
-    ("token mean", "wrong and too long", "rollouts"),
-    ("overlong", "right with room", "rollouts"),
-    ("overlong", "right but cut off", "rollouts"),
+    ("token mean", "incorrect length", "rollouts"),
+    ("token mean", "incorrect and too long", "rollouts"),
+    ("overlong", "correct with room", "rollouts"),
+    ("overlong", "correct but cut off", "rollouts"),
     ("sampling", "accuracy", "rollouts"),
     ("sampling", "accuracy", "tokens"),
     ("penalties", "cut off", "rollouts"),
@@ -192,13 +195,13 @@ def mean_of_runs(results, name, arm, figure):
 
 
 def describe_facts(results):
-    """What the outcomes rest on, as it stands on the page."""
+    """Return the facts on which the outcomes depend, as text for the page."""
     clipped = [mean_of_runs(results, CLIP, arm, "upper-clip share") for arm in MECHANISMS[CLIP].arms]
-    teach = mean_of_runs(results, SAMPLING, "off", "groups that teach")
+    informative = mean_of_runs(results, SAMPLING, "off", "informative groups")
     return (
         f"{len({seed for *_, seed in results})} seeds. Tokens at an upper clip of {', '.join(MECHANISMS[CLIP].arms)}: "
-        f"{', '.join(f'{100 * share:.1f} %' for share in clipped)}. Groups that teach without dynamic sampling: "
-        f"{100 * teach:.0f} %."
+        f"{', '.join(f'{100 * share:.1f}%' for share in clipped)}. Informative groups without dynamic sampling: "
+        f"{100 * informative:.0f}%."
     )
 
 
@@ -206,7 +209,7 @@ def main(from_kept=False, num_seeds=5, num_warm_up_steps=250, num_processes=1, o
     if not from_kept:
         checkpoints = make_checkpoints(output_dir, num_warm_up_steps)
         jobs = [job for seed in range(num_seeds) for name in MECHANISMS for job in jobs_of(name, seed)]
-        STUDY.write(run_all(train, jobs, checkpoints, output_dir, num_processes, runs_a_process=len(jobs)))
+        STUDY.write(run_all(train, jobs, checkpoints, output_dir, num_processes, runs_per_process=len(jobs)))
     results = STUDY.read()
     say(describe_facts(results))
     STUDY.report()

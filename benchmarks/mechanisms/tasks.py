@@ -1,13 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Tasks, each made so that one mechanism can act: the quickstart's arithmetic, taught in other ways.
+Tasks, each made so that one mechanism can act: the quickstart's arithmetic, taught in different ways.
 
-- few teach: the quickstart's model; of its prompts half are never right and one in six nearly always
-- unlikely: the teacher writes the right sum one time in seven, so what is right must first become likely
-- workings: the ladder's task, behind the answer the problem as often as its first digit says; short and long answers
+- few informative: the quickstart's model; half of its prompts are never solved, and one in six nearly always
+- unlikely: the teacher writes the correct sum one time in seven, so the correct sum must first become likely
+- workings: the ladder's task, with the problem repeated after the answer as often as its first digit says; short and
+  long completions
 - workings cut off: the same with the ladder's limit of 24 tokens, which four repetitions exceed
-- any length: the same model and limit, but the answer alone must be right, and the completion must have ended
+- any length: the same model and limit, but only the answer must be correct, and the completion must have ended
 """
 
 import random
@@ -21,22 +22,24 @@ from ..frame.runs import fingerprint, quiet
 from ..time_to_accuracy import draw_prompts
 
 
-SEED = 42  # of the checkpoints and of what is held out
+SEED = 42  # of the checkpoints and of the held-out problems
 SUMS = ("2 digits + 1 digit", "2 digits + 2 digits")
 
 
 def slipped(answer, draw):
-    """The answer off by 1 or by 10, as the quickstart's teacher slips."""
+    """Return the answer changed by 1 or by 10, like the slips of the quickstart's teacher."""
     return f"{max(0, int(answer[::-1]) + draw.choice([-10, -1, 1, 10])):03d}"[::-1]
 
 
 class UnlikelyProblems(Problems):
-    """The right sum is the teacher's answer one time in seven, a wrong one more often than that."""
+    """
+    Problems of which the teacher writes the correct sum one time in seven, and one of the incorrect sums more often.
+    """
 
     slip = 6 / 7
 
-    def teach(self, num_examples):
-        """Problems with the answers of the teacher."""
+    def draw_examples(self, num_examples):
+        """Return problems with the teacher's answers."""
         examples = []
         for problem in self.draw(num_examples):
             slips = problem.family in SUMS and self._random.random() < self.slip
@@ -46,12 +49,12 @@ class UnlikelyProblems(Problems):
 
 
 def whole(text, solution):
-    """Right if all of it is."""
+    """Return whether the whole text is correct."""
     return text == solution
 
 
 def answer_first(text, solution):
-    """Right if the answer is, whatever the working behind it."""
+    """Return whether the answer is correct, whatever follows it."""
     return text.partition("=")[0] == solution.partition("=")[0]
 
 
@@ -59,31 +62,33 @@ class Task(NamedTuple):
     checkpoint: str  # key of `CHECKPOINTS`
     shares: dict[str, float]  # of the families among the prompts
     max_length: int  # the limit of a completion, in tokens
-    room: int  # the limit when it is measured what a completion would have become
+    room: int  # the limit when the probe samples what a completion would have become
     is_correct: Callable
     num_prompts: int = 1024
-    has_workings: bool = False  # behind the answer
+    has_workings: bool = False  # after the answer
 
     def solution(self, problem):
         return problem.answer + (ladder.task.working(problem.text) if self.has_workings else "")
 
     @property
     def is_one_text(self):
-        """Whether only one completion is right, so that its probability can be read off the logits."""
+        """Whether only one completion is correct, so that its probability can be computed from the logits."""
         return self.is_correct is whole
 
     def reward(self, completions, solution, **kwargs):
-        """Reward function: 1 where the completion is right, else -1."""
+        """Reward function: 1 if the completion is correct, -1 otherwise."""
         texts = [completion[0]["content"] for completion in completions]
-        return [1.0 if self.is_correct(text, right) else -1.0 for text, right in zip(texts, solution, strict=True)]
+        return [
+            1.0 if self.is_correct(text, expected) else -1.0 for text, expected in zip(texts, solution, strict=True)
+        ]
 
     def held_out(self, num_problems):
-        """The first held-out problems of the families that can be learnt."""
+        """Return the first held-out problems of the families that can be learned."""
         problems = [problem for problem in Problems(SEED).held_out if problem.family in SUMS]
         return random.Random(SEED).sample(problems, num_problems)
 
     def prompts(self, seed):
-        """Training prompts without repetition, in random order."""
+        """Return training prompts without repetition, in random order."""
         found = draw_prompts(Problems(SEED).train, self.shares, seed, self.num_prompts, self.solution)
         return found.remove_columns("source")
 
@@ -93,14 +98,14 @@ AS_TAUGHT = {family.name: family.share for family in FAMILIES}
 FEW = {"1 digit + 1 digit": 0.16, "2 digits + 1 digit": 0.1, "2 digits + 2 digits": 0.24, "2 digits * 2 digits": 0.5}
 
 TASKS = {
-    "few teach": Task("quickstart", FEW, 8, 8, whole, num_prompts=512),
+    "few informative": Task("quickstart", FEW, 8, 8, whole, num_prompts=512),
     "unlikely": Task("unlikely", ONLY_SUMS, 8, 8, whole),
     "workings": Task("workings", AS_TAUGHT, 40, 40, whole, has_workings=True),
     "workings cut off": Task("workings", AS_TAUGHT, 24, 40, whole, has_workings=True),
     "any length": Task("workings", ONLY_SUMS, 24, 40, answer_first, has_workings=True),
 }
 
-# What a checkpoint is taught: the problems of each supervised phase.
+# The problems of each supervised phase of a checkpoint.
 CHECKPOINTS = {
     "quickstart": (Problems,),
     "unlikely": (UnlikelyProblems,),
@@ -109,7 +114,7 @@ CHECKPOINTS = {
 
 
 def make_checkpoints(folder, num_steps):
-    """A folder with the models after their warm-up; kept for the next time."""
+    """Return a folder with the models after their warm-up. It is kept for the next call."""
     made_by = fingerprint(make_checkpoints)[:4] + fingerprint(ladder.task.working)[:4]
     path = folder / f"checkpoints-{num_steps}-{made_by}"
     if not path.exists():
@@ -118,7 +123,7 @@ def make_checkpoints(folder, num_steps):
         for name, (first, *others) in CHECKPOINTS.items():
             model = build_model(tokenizer, SEED)
             warm_up(model, tokenizer, first(SEED), num_steps)
-            for problems in others:  # as the ladder: at a rate that leaves the answers alone
+            for problems in others:  # as in the ladder: at a learning rate that does not change the answers
                 warm_up(model, tokenizer, problems(SEED), num_steps, batch_size=64, learning_rate=7e-4)
             model.save_pretrained(partial / name)
             tokenizer.save_pretrained(partial / name)

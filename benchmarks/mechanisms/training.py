@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run: a small model trained on one of the tasks, probed on held-out problems on the way."""
+"""One run: a small model trained on one of the tasks, with probes on held-out problems during the run."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ from trl_dapo.rewards import soft_overlong_punishment
 from trl_dapo.update.rollout_tensors import join_rows
 
 from ..frame import trainers
-from ..frame.curves import looking_only, right_probabilities
+from ..frame.curves import correct_probabilities, without_side_effects
 from ..frame.measures import mean_of, mean_where
 from ..frame.trainers import Arm, Watched, load, rollouts_of
 from .tasks import TASKS
@@ -27,25 +27,28 @@ NUM_PROBED = 48  # held-out problems, `NUM_GENERATIONS` completions of each
 # ---- Probes: of N groups of G completions ----
 
 
-def pass_at(k, right_N):
-    """Mean probability that one of `k` completions is right, from the probabilities that one is."""
-    return float(np.mean(1 - (1 - np.asarray(right_N)) ** k))
+def pass_at(k, correct_N):
+    """Return the mean probability that one of `k` completions is correct, from the probabilities that one is."""
+    return float(np.mean(1 - (1 - np.asarray(correct_N)) ** k))
 
 
 def is_punished(rewards_NG, masked_NG):
-    """Which completions are made less likely: those below their group's mean that the loss does not leave out."""
+    """
+    Return which completions are made less likely: those below the mean of their group that the loss does not leave
+    out.
+    """
     rewards_NG = np.asarray(rewards_NG, dtype=float)
     return (rewards_NG < rewards_NG.mean(axis=1, keepdims=True) - 1e-6) & ~np.asarray(masked_NG, dtype=bool)
 
 
 def sample(model, tokenizer, task, problems, num_generations=NUM_GENERATIONS):
     """
-    Completions with room to end, `num_generations` of each problem: whether each is right, how long it is, the mean
-    entropy of its tokens, and the problem's solution.
+    Sample `num_generations` completions of each problem with room to end. Return whether each is correct, its length,
+    the mean entropy of its tokens, and the solution of its problem.
     """
     prompts = [f"{problem.text}=" for problem in problems for _ in range(num_generations)]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
-    with looking_only(model):
+    with without_side_effects(model):
         out = model.generate(
             **batch,
             do_sample=True,
@@ -65,39 +68,39 @@ def sample(model, tokenizer, task, problems, num_generations=NUM_GENERATIONS):
     texts = tokenizer.batch_decode(ids.masked_fill(~mask, tokenizer.pad_token_id), skip_special_tokens=True)
     solutions = [task.solution(problem) for problem in problems for _ in range(num_generations)]
     has_ended = ((ends * mask).sum(dim=1) > 0).numpy()
-    right = np.array([task.is_correct(text, solution) for text, solution in zip(texts, solutions, strict=True)])
-    return right & has_ended, lengths.numpy(), ((entropies * mask).sum(dim=1) / lengths).numpy(), solutions
+    correct = np.array([task.is_correct(text, solution) for text, solution in zip(texts, solutions, strict=True)])
+    return correct & has_ended, lengths.numpy(), ((entropies * mask).sum(dim=1) / lengths).numpy(), solutions
 
 
 def probe(model, tokenizer, task, problems, settings):
-    """What the policy does on held-out problems, under the task's limit."""
-    would_be_right, lengths, entropies, solutions = sample(model, tokenizer, task, problems)
+    """Return figures of the policy on held-out problems, under the limit of the task."""
+    would_be_correct, lengths, entropies, solutions = sample(model, tokenizer, task, problems)
     cut_off = lengths > task.max_length
-    right = would_be_right & ~cut_off
+    correct = would_be_correct & ~cut_off
     lengths_in_limit = np.minimum(lengths, task.max_length)
-    rewards = np.where(right, 1.0, -1.0)
+    rewards = np.where(correct, 1.0, -1.0)
     if buffer := settings.get("overlong_buffer_length"):
         rewards += soft_overlong_punishment(lengths_in_limit, max_length=task.max_length, buffer_length=buffer)
     masked = cut_off & settings.get("overlong_filtering", False)
     punished = is_punished(rewards.reshape(-1, NUM_GENERATIONS), masked.reshape(-1, NUM_GENERATIONS)).ravel()
-    too_long = ~right & (lengths_in_limit > np.array([len(solution) + 1 for solution in solutions]))
-    accuracy, pass_at_8 = right.mean(), math.nan
+    too_long = ~correct & (lengths_in_limit > np.array([len(solution) + 1 for solution in solutions]))
+    accuracy, pass_at_8 = correct.mean(), math.nan
     if task.is_one_text and task.room == task.max_length:
         texts = [f"{problem.text}={task.solution(problem)}" for problem in problems]
-        probabilities = right_probabilities(model, tokenizer, texts).numpy()
+        probabilities = correct_probabilities(model, tokenizer, texts).numpy()
         accuracy, pass_at_8 = probabilities.mean(), pass_at(8, probabilities)
     figures = {
         "accuracy": accuracy,
         "pass at 8": pass_at_8,
-        "right with room": would_be_right.mean(),
+        "correct with room": would_be_correct.mean(),
         "entropy": np.average(entropies, weights=lengths),
         "length": lengths_in_limit.mean(),
-        "wrong length": mean_where(lengths_in_limit, ~right),
-        "wrong and too long": too_long.mean(),
-        "entropy of wrong and too long": mean_where(entropies, too_long),
+        "incorrect length": mean_where(lengths_in_limit, ~correct),
+        "incorrect and too long": too_long.mean(),
+        "entropy of incorrect and too long": mean_where(entropies, too_long),
         "cut off": cut_off.mean(),
-        "right but cut off": (would_be_right & cut_off).mean(),
-        "of these punished": mean_where(punished, would_be_right & cut_off),
+        "correct but cut off": (would_be_correct & cut_off).mean(),
+        "of these punished": mean_where(punished, would_be_correct & cut_off),
     }
     return {name: float(value) for name, value in figures.items()}
 
@@ -106,7 +109,7 @@ def probe(model, tokenizer, task, problems, settings):
 
 
 class Frozen(Watched):
-    """Keeps each rollout's gradient and lets none move the weights."""
+    """Keep the gradient of each rollout, and do not let it change the weights."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -121,10 +124,10 @@ class Frozen(Watched):
 
 class PenaltiesCount(Watched):
     """
-    Groups that are dropped train too, on their length penalties alone, beside those that are accepted.
+    Groups that are dropped train too, on their length penalties alone, together with those that are accepted.
 
-    Their advantages are what is left of their rewards less the group's mean, over the mean standard deviation of the
-    accepted groups: a penalty then weighs in them what it weighs in those.
+    Their advantages are their penalties minus the mean of the group, divided by the mean standard deviation of the
+    accepted groups. So a penalty has the same weight in both.
     """
 
     def __init__(self, *args, **kwargs):
@@ -165,8 +168,8 @@ TRAINERS = {trainer.__name__: trainer for trainer in (Watched, Frozen, Penalties
 
 def relative_variance(gradients_RD):
     """
-    Variance of R gradients of D weights over their squared mean, both without bias: the squared mean is that of
-    products of different gradients. Infinite where no direction is common to them.
+    Return the variance of R gradients of D weights divided by their squared mean, both without bias: the squared mean
+    is the mean product of different gradients. The result is infinite if the gradients have no common direction.
     """
     gram_RR = np.asarray(gradients_RD, dtype=np.float64) @ np.asarray(gradients_RD, dtype=np.float64).T
     num = len(gram_RR)
@@ -176,7 +179,7 @@ def relative_variance(gradients_RD):
 
 
 def train(job, checkpoints, folder):
-    """Trains from one of the checkpoints; returns the curve and what the log says of the whole run."""
+    """Train from one of the checkpoints; return the curve and the figures of the whole run from the log."""
     task, tokenizer = TASKS[job.others["task"]], build_tokenizer()
     settings = {"num_prompts": NUM_PROMPTS, "steps_per_generation": 1, **job.settings}
     sizes = rollouts_of(settings.pop("num_prompts"), NUM_GENERATIONS, settings["steps_per_generation"])
@@ -185,7 +188,7 @@ def train(job, checkpoints, folder):
     problems = task.held_out(NUM_PROBED)
     trainer, curve, log = trainers.train(
         *(job._replace(settings=settings), arm, model, folder, task.reward, task.prompts(job.seed), tokenizer),
-        look=lambda model: probe(model, tokenizer, task, problems, settings),
+        probe_model=lambda model: probe(model, tokenizer, task, problems, settings),
         settings={"max_completion_length": task.max_length, **limits, **sizes},
     )
     num_clipped, probability = trainer.up_clipped.tolist()
@@ -193,7 +196,7 @@ def train(job, checkpoints, folder):
         "curve": curve,
         "upper-clip share": mean_of(log, "clip_ratio/high_mean"),
         "probability of the up-clipped": probability / num_clipped if num_clipped else math.nan,
-        "groups that teach": 1 - mean_of(log, "frac_reward_zero_std"),
+        "informative groups": 1 - mean_of(log, "frac_reward_zero_std"),
         "tokens that train": sum(entry.get("num_loss_tokens", 0) for entry in log),
     }
     if isinstance(trainer, Frozen):

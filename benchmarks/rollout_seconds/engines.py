@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long an engine takes for the completions of a round. Pure."""
+"""Time that an engine takes for the completions of a round. All functions are pure."""
 
 import heapq
 import math
@@ -10,18 +10,18 @@ import numpy as np
 
 
 class Engine(NamedTuple):
-    """How an engine spends its time."""
+    """An engine: how many completions it decodes at once, and how long a decoding step takes."""
 
     slots: float  # completions that it decodes at once
-    rows: float  # completions that add as much to the time of a decoding step as a step without any takes
-    schedules: bool  # whether a completion that has ended makes room; if not, all are padded to the longest
+    rows: float  # number of completions that add as much time to a decoding step as a step without completions takes
+    schedules: bool  # whether a completion that has ended frees its slot; if not, all are padded to the longest
 
     def step_seconds(self, num_active):
-        """Seconds of a decoding step, next to one with a single completion."""
+        """Return the seconds of a decoding step, relative to a step with a single completion."""
         return (1 + num_active / self.rows) / (1 + 1 / self.rows)
 
 
-# rows of the CPU: 0.108 B parameters, one thread. Those of the GPU: RESULTS.md, "A training step on a GPU".
+# the CPU is measured with 0.108 B parameters and one thread; for the GPU see "A training step on a GPU" in RESULTS.md
 ENGINES = {
     "transformers, CPU": Engine(math.inf, 4, schedules=False),
     "transformers, GPU": Engine(math.inf, 800, schedules=False),
@@ -33,7 +33,10 @@ ENGINES = {
 
 
 def assign(lengths, free, now=0.0):
-    """Return when each completion begins and ends. `free` is a heap of when each slot is free, and is changed."""
+    """
+    Return when each completion begins and ends. `free` is a heap of the times at which each slot is free, and is
+    changed.
+    """
     begins, ends = [], []
     for length in lengths:
         begin = max(free[0], now)
@@ -67,5 +70,5 @@ LONGEST, SIGMA = 8.0, 1.0
 
 
 def draw_lengths(rng, num):
-    """Return lengths over their mean, as in groups_ahead.py; the longest end at the limit."""
+    """Return lengths relative to their mean, as in groups_ahead.py. The longest end at the limit."""
     return np.minimum(rng.lognormal(-(SIGMA**2) / 2, SIGMA, num), LONGEST).tolist()

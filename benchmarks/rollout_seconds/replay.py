@@ -1,11 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Real runs of the quickstart's model, and the same runs simulated on the pass rates and lengths of their ledgers.
+Real runs of the quickstart's model, and the same runs simulated with the pass rates and lengths of their ledgers.
 
-A ledger says of each group how many completions were correct. A prompt's pass rate is drawn from its Beta posterior:
-the prior is fitted to the groups of its family of problems in the same stretch of the run, and groups of other
-stretches count less the farther they are away. Lengths are drawn from those of the family, correct ones apart.
+The ledger says how many completions of each group were correct. The pass rate of a prompt is drawn from its Beta
+posterior. The prior is fitted to the groups of its family of problems in the same stretch of the run; groups of other
+stretches count less the farther away they are. Lengths are drawn from those of the family, separately for correct and
+incorrect completions.
 """
 
 import math
@@ -36,12 +37,12 @@ from ..time_to_accuracy import (
 
 
 STRETCH = 15  # rollouts in which pass rates count as constant
-FADES = 0.5  # the weight of what was seen one stretch away
+FADES = 0.5  # the weight of observations one stretch away
 MAX_GEN_BATCHES = RESAMPLE["dynamic_sampling_max_gen_batches"]
 
 
 class Spent(NamedTuple):
-    """What a run sampled."""
+    """Rounds, completions and tokens that a run sampled."""
 
     rounds: float
     completions: float
@@ -78,13 +79,14 @@ def run_for_real(checkpoint, folder, task, settings, num_rollouts, seed):
 
 def fit_beta(counts):
     """
-    Return the Beta distribution under which so many correct of so many completions are most likely, from a grid.
+    Return the Beta distribution under which the observed counts of correct completions are most likely, from a grid.
 
-    `counts` are pairs, each with how often it occurred. That further completions were requested because the first
-    ones differed changes no likelihood.
+    `counts` are pairs of correct and all completions, each with how often it occurred. That further completions were
+    requested because the first ones differed does not change the likelihood.
     """
     best, fitted = -math.inf, (1.0, 1.0)
-    # Even on the log-odds scale: of hopeless problems fewer than one in a thousand completions may be correct.
+    # Evenly spaced on the log-odds scale, because fewer than one in a thousand completions of a hard problem may be
+    # correct.
     for mean in 1 / (1 + np.exp(np.linspace(-9, 9, 61))):
         for concentration in np.geomspace(0.05, 50, 40):
             a, b = mean * concentration, (1 - mean) * concentration
@@ -138,7 +140,7 @@ def lengths_by_kind(rows, reward_name):
 
 
 class Replayed(Ours):
-    """The package's `Sampler` on prompts whose pass rates and lengths are those of a run."""
+    """The package's `Sampler` on prompts with the pass rates and lengths of a run."""
 
     def __init__(self, world, target, lengths, families, **settings):
         super().__init__(world, target, **settings)
@@ -175,7 +177,7 @@ def simulate(dataset, rows, priors, savings, num_rollouts, seed):
         NUM_PROMPTS,
         lengths_by_kind(rows, reward_name),
         families,
-        max_round_size=NUM_PROMPTS,  # as a run without a scheduling engine has it
+        max_round_size=NUM_PROMPTS,  # as in a run whose engine does not schedule completions
         max_gen_batches=MAX_GEN_BATCHES,
         **savings,
     )

@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many completions the screen saves at an acceptance rate, for Beta-distributed pass rates. Pure."""
+"""
+Completions that the screen saves at an acceptance rate, for Beta-distributed pass rates. All functions are pure.
+"""
 
 import math
 
@@ -9,8 +11,13 @@ from trl_dapo.sampling.screen import NUMS_FIRST, expected_cost
 
 
 def beta_with_acceptance(acceptance, num_generations, mean=0.5):
-    """Return the Beta distribution of this mean of whose groups so many are accepted, or raise if there is none."""
-    # The more alike the prompts are, the more groups are accepted.
+    """
+    Return the Beta distribution with this mean and this acceptance rate.
+
+    Raises:
+        `ValueError`: If there is none.
+    """
+    # The more similar the prompts are, the more groups are accepted.
     low, high = 1e-6, 1e6
     for _ in range(200):
         concentration = math.sqrt(low * high)
@@ -23,21 +30,23 @@ def beta_with_acceptance(acceptance, num_generations, mean=0.5):
 
 def saving_of_screen(acceptance, num_generations, num_first=None, mean=0.5):
     """
-    Return the completions per accepted group of whole groups over those of the screen.
+    Return the completions per accepted group with whole groups, divided by those with the screen.
 
-    Whole groups cost G / a at acceptance a. The screen costs k / b + G - k: the first k completions differ in a share
-    b of the prompts, and the rest is requested of these alone. `None` takes the cheapest k.
+    Whole groups cost G / a at acceptance a. The screen costs k / b + G - k: the first k completions differ for a share
+    b of the prompts, and only their rest is requested. `None` uses the cheapest k.
     """
-    correct, wrong = beta_with_acceptance(acceptance, num_generations, mean)
+    correct, incorrect = beta_with_acceptance(acceptance, num_generations, mean)
     firsts = [first for first in NUMS_FIRST if first < num_generations] if num_first is None else [num_first]
-    return num_generations / acceptance / min(expected_cost(correct, wrong, one, num_generations) for one in firsts)
+    return (
+        num_generations / acceptance / min(expected_cost(correct, incorrect, one, num_generations) for one in firsts)
+    )
 
 
 def approximate_saving(acceptance, num_generations, num_first):
     """
-    Return the saving if most prompts are hopeless or solved: 1 / (k H(G-1) / (G H(k-1)) + a (1 - k / G)).
+    Return the saving if most prompts are never or always solved: 1 / (k H(G-1) / (G H(k-1)) + a (1 - k / G)).
 
-    H(n) = 1 + 1/2 + ... + 1/n. For a small concentration s of the Beta distribution a share of prompts proportional
+    H(n) = 1 + 1/2 + ... + 1/n. For a small concentration s of the Beta distribution, a share of prompts proportional
     to s H(n-1) has n completions that differ, so that b = a H(k-1) / H(G-1).
     """
     share_first = num_first / num_generations
@@ -50,7 +59,9 @@ def _harmonic(num):
 
 
 def acceptance_at_saving(saving, num_generations):
-    """Return the acceptance rate below which the cheapest screen saves so much; `None` if it never does."""
+    """
+    Return the acceptance rate below which the cheapest screen saves at least `saving`, or `None` if it never does.
+    """
     low, high = 1e-3, 0.95
     if saving_of_screen(low, num_generations) < saving:
         return None

@@ -1,21 +1,21 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What each setting of dynamic sampling costs in completions and in seconds, by engine, batch and acceptance rate.
+Completions and seconds that each setting of dynamic sampling takes, by engine, batch and acceptance rate.
 
-    python -m benchmarks rollout_seconds            # half an hour of one core
-    python -m benchmarks rollout_seconds --check    # real runs compared with their simulation, a quarter of an hour
+    python -m benchmarks rollout_seconds            # half an hour on one core
+    python -m benchmarks rollout_seconds --check    # compare real runs with their simulation, a quarter of an hour
 
-The `Sampler` that the trainer drives plays on prompts of fixed pass rates. Only the engine is simulated: a completion
-takes a slot as soon as one is free, and holds it for its length. Lengths are lognormal (sigma 1) and end at 8 times
-the mean. A round ends with its longest completion, and prompts cost nothing. transformers without continuous batching
-pads all completions of a round to the longest, and samples at most a batch of prompts per round. The memory is
-measured from the second pass over the dataset on; before, it knows no prompt.
+The `Sampler` that the trainer uses samples prompts with constant pass rates. Only the engine is simulated: a
+completion takes a slot as soon as one is free, and occupies it for its length. Lengths are lognormal (sigma 1) and end
+at 8 times the mean. A round ends with its longest completion, and prompts cost nothing. transformers without
+continuous batching pads all completions of a round to the longest, and samples at most a batch of prompts per round.
+The memory is measured from the second pass over the dataset on; before that, it knows no prompt.
 
-Seconds are in units of the time of a mean completion that is sampled alone. A saving is what whole groups with
-discard take over what a setting takes: 2.0 is half. All settings but discard carry surplus. `--check` trains the
-quickstart's model, reads pass rates and lengths from the ledger of the run, simulates it, and says by how much rounds,
-completions and tokens differ.
+Seconds are in units of the time of a completion of mean length that is sampled alone. A saving is what whole groups
+with discarded surplus take, divided by what a setting takes: 2.0 means half. All settings except discard carry
+surplus. `--check` trains the quickstart's model, reads pass rates and lengths from the ledger of the run, simulates
+it, and says by how much rounds, completions and tokens differ.
 """
 
 import itertools
@@ -45,15 +45,15 @@ SHOWN_SAVINGS = (1.1, 1.25, 1.5, 2.0)
 
 
 class Rollout(NamedTuple):
-    """What one rollout sampled."""
+    """Rounds and completions of one rollout."""
 
     rounds: list  # the lengths of each round's completions
     num_trained: int
-    passes: float  # over the dataset, when it ended
+    passes: float  # passes over the dataset when the rollout ended
 
 
 class WithLengths(Ours):
-    """The package's `Sampler`, and the lengths of what it samples."""
+    """The package's `Sampler`, and the lengths of the completions that it samples."""
 
     def __init__(self, world, target, **settings):
         super().__init__(world, target, **settings)
@@ -64,7 +64,7 @@ class WithLengths(Ours):
         return super()._sample(requests)
 
     def play(self):
-        """Play one rollout."""
+        """Simulate one rollout."""
         self.rounds = []
         step = next(self)
         return Rollout(self.rounds, step.num_trained, self.sampler.passes)
@@ -87,7 +87,7 @@ def num_prompts_of(target):
 
 
 def min_rollouts_of(target):
-    """Return how many rollouts are measured at least: a large batch scatters less."""
+    """Return the minimum number of measured rollouts. Large batches vary less."""
     return 12 if target < 512 else 6
 
 
@@ -103,7 +103,7 @@ def play(acceptance, target, num_generations, setting, max_round_size=None, seed
 
 
 class Cost(NamedTuple):
-    """What a rollout costs on average."""
+    """The mean cost of a rollout."""
 
     completions: float  # per trained completion
     rounds: float
@@ -125,7 +125,7 @@ def costs(acceptance, target, num_generations):
     found = {}
     for schedules in (True, False):
         engines = {name: engine for name, engine in ENGINES.items() if engine.schedules is schedules}
-        # Without a scheduler a round runs as one batch, and must fit where the rollout's batch fits.
+        # Without a scheduler a round runs as one batch, and must not be larger than the rollout's batch.
         most = None if schedules else target
         for setting in SETTINGS:
             cost = cost_of(play(acceptance, target, num_generations, setting, most), num_generations, engines)
@@ -138,12 +138,12 @@ def costs(acceptance, target, num_generations):
 
 
 class Ahead(WithLengths):
-    """The same with a clock: vLLM samples what is requested ahead while an update takes its time."""
+    """The same with a clock: vLLM samples what is requested ahead during an update."""
 
     def __init__(self, world, target, engine, **settings):
         super().__init__(world, target, **settings)
         self._free = [0.0] * int(engine.slots)
-        self._ends = {}  # of what is in flight, by the group's number
+        self._ends = {}  # of requests in flight, by the number of the group
         self.now = 0.0
 
     def _submit(self, requests):
@@ -157,7 +157,7 @@ class Ahead(WithLengths):
         self._submit(self.sampler.queue.in_flight)
 
     def play_until_trained(self, update_seconds):
-        """Play one rollout as the trainer does, and its update."""
+        """Simulate one rollout, as the trainer does it, and its update."""
         sampler = self.sampler
         sampler.start_rollout(self._world.step)
         while True:
@@ -195,9 +195,11 @@ def seconds_with_update(acceptance, target, num_generations, setting, engine, ah
 
 def crossing(savings, wanted):
     """
-    Return the highest acceptance rate at which a setting saves so much, between those that were simulated.
+    Return the highest acceptance rate at which a setting saves at least `factor`, interpolated between the simulated
+    rates.
 
-    `savings` are by acceptance rate. `None` if it never saves so much, 1 if it does at the highest that was simulated.
+    `savings` are by acceptance rate. Return `None` if it never saves that much, and 1 if it does at the highest
+    simulated rate.
     """
     points = sorted(savings.items(), reverse=True)
     if points[0][1] >= wanted:
@@ -213,7 +215,9 @@ def seconds_of(found, engine, setting):
 
 
 def print_costs(found, target, num_generations):
-    """Print what each setting saves next to whole groups with discard, by engine and acceptance rate."""
+    """
+    Print what each setting saves compared with whole groups and discarded surplus, by engine and acceptance rate.
+    """
     rows = []
     for engine, acceptance in itertools.product(ENGINES, ACCEPTANCES):
         costs_here = found[acceptance]
@@ -228,22 +232,26 @@ def print_costs(found, target, num_generations):
     print_table(title, ("engine", "accepted", "seconds", "sampled / trained", *SETTINGS[1:]), rows)
 
 
-COMPARED = {SCREEN: CARRY, MEMORY: CARRY, BOTH: MEMORY}  # what is turned on, and what was on before
+COMPARED = {
+    SCREEN: CARRY,
+    MEMORY: CARRY,
+    BOTH: MEMORY,
+}  # the setting that is turned on, and the settings that were on before
 COMPARED_SAVINGS = (1.1, 1.25, 1.5)
 
 
 def savings_of_seconds(here, engine, setting, other):
-    """Return the seconds of another setting over those of a setting, by acceptance rate."""
+    """Return the seconds of another setting divided by those of a setting, by acceptance rate."""
     return {rate: seconds_of(here[rate], engine, other) / seconds_of(here[rate], engine, setting) for rate in here}
 
 
 def savings_of_completions(here, engine, setting, other):
-    """Return the completions of another setting over those of a setting, by acceptance rate."""
+    """Return the completions of another setting divided by those of a setting, by acceptance rate."""
     return {rate: here[rate][engine, other].completions / here[rate][engine, setting].completions for rate in here}
 
 
 def print_crossings(found):
-    """Print up to which acceptance rate the screen and the memory save so many completions and seconds."""
+    """Print up to which acceptance rate the screen and the memory save given factors of completions and seconds."""
     rows = []
     for (target, num_generations), here in found.items():
         compared = [("completions", savings_of_completions, list(ENGINES)[-1])]
@@ -266,7 +274,7 @@ def show_crossing(rate):
 
 
 def print_formula():
-    """Print what the screen saves in completions by acceptance rate, and below which rates it saves so much."""
+    """Print what the screen saves in completions by acceptance rate, and below which rates it saves given factors."""
     rows = []
     for num_generations, acceptance in itertools.product((8, 16), ACCEPTANCES):
         by_first = [saving_of_screen(acceptance, num_generations, first) for first in (2, 3, 4)]
@@ -317,7 +325,10 @@ ROLLOUTS_OF_RUNS = {"quickstart": 60, "one in ten": 30}
 
 
 def differences(real, simulated):
-    """Return cells of what a run spent, what its simulations spent, and by how much they differ; and the largest."""
+    """
+    Return the table cells of what a run spent, what its simulations spent, and by how much they differ; and the
+    largest difference.
+    """
     cells, offs = [], []
     for what, in_runs in zip(real, zip(*simulated, strict=True), strict=True):
         mean, scatter = statistics.mean(in_runs), statistics.stdev(in_runs)

@@ -3,20 +3,20 @@
 """
 Accuracy of GRPOTrainer and DAPOTrainer after the same number of optimizer steps and after the same CPU time.
 
-    python -m benchmarks same_budget                # all runs, half an hour of one core, in pieces that resume
-    python -m benchmarks same_budget --from-kept    # the table and the predictions from the runs that are kept
+    python -m benchmarks same_budget                # all runs, half an hour on one core; an interrupted call resumes
+    python -m benchmarks same_budget --from-kept    # the table and the predictions from the kept runs
 
 The arms and tasks are those of two_names/, each at the learning rate that was best there with seed 100. A run of
-two_names/ ends at its target; one of these goes on until both the steps and the seconds of `BUDGETS` are spent. Both
-were chosen before the runs. With two rewards the runs of two_names/ go on as far, and are read from there. Seconds are
-CPU seconds of one thread, without the time that measuring the accuracy takes.
+two_names/ ends at its target. A run of this study continues until both the steps and the seconds of `BUDGETS` are
+spent, which were chosen before the runs. With two rewards the runs of two_names/ continue as long, and are read from
+there. Seconds are CPU seconds of one thread, without the time for measuring the accuracy.
 
-In two of the tasks a rollout of 16 prompts is trained on in four optimizer steps. After the same number of steps
-every arm has then trained on the same number of rollouts. `GRPOTrainer` with one step per rollout consumes four times
-as many completions per step, so it is compared by time alone. The task with two rewards has one step per rollout.
+In two of the tasks a rollout of 16 prompts is trained on in four optimizer steps, so every arm has trained on the same
+number of rollouts after the same number of steps. `GRPOTrainer` with one step per rollout consumes four times as many
+completions per step, so it is compared by time alone. The task with two rewards has one step per rollout.
 
-Writes runs.csv, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes. What runs.csv has is not run
-again.
+Writes runs.csv, curves.csv with a line per fourth rollout, and the outcomes in EVIDENCE.md. Runs in runs.csv are not
+run again.
 """
 
 import math
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..frame.kept import Study
-from ..frame.measures import read_at
+from ..frame.measures import describe_shares, read_at
 from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import run_all
 from ..frame.tables import print_table
@@ -119,7 +119,7 @@ def arm_of(name):
 
 
 def make_job(kept, task, arm, seed, start):
-    """Return the job of two_names/ without its target, and with the budget for its limits."""
+    """Return the job of two_names/ without its target, and with the budget as its limits."""
     factor = two_names.best_factor(kept, task, DEFAULT if arm == AT_SAME_RATE else arm)
     job = two_names.make_job(kept, task, arm_of(arm), factor, seed, start)._replace(arm=arm)
     least = 0 if arm == ONE else rollouts_in_budget(task)
@@ -128,7 +128,7 @@ def make_job(kept, task, arm, seed, start):
 
 
 def counted(results):
-    """Return the runs by task, arm and seed, with those of two_names/ that went on for long enough."""
+    """Return the runs by task, arm and seed, with those of two_names/ that continued for long enough."""
     kept = two_names.STUDY.read()
     found = {key: run for key, run in two_names.at_best(kept).items() if key[0] == TWO_REWARDS}
     for task in ("one in ten", TWO_REWARDS):
@@ -151,28 +151,20 @@ STUDY = Study(
 fill_in = STUDY.fill_in
 
 
-def describe(values):
-    """Return the median and the range as text."""
-    if not values:
-        return "not run"
-    num = len(values)
-    few = "" if num == len(SEEDS) else f", {num} seed{'s' if num > 1 else ''}"
-    return f"{statistics.median(values):.1f}% ({min(values):.1f}% to {max(values):.1f}%{few})"
-
-
 def rows_of(results, task):
     """Return a row per arm: its accuracy after the steps and after the seconds, and the tokens of the steps."""
     rows, by_arm = [], counted(results)
     for arm in ARMS[task]:
         runs = [run for (of, name, _), run in by_arm.items() if (of, name) == (task, arm)]
         after_steps, after_seconds = (
-            describe([100 * accuracy_after(task, what)(run)[0] for run in runs]) for what in (STEPS, SECONDS)
+            describe_shares([accuracy_after(task, what)(run)[0] for run in runs], len(SEEDS))
+            for what in (STEPS, SECONDS)
         )
         spent = [read_at(run["curve"], "rollouts", rollouts_in_budget(task), "tokens") for run in runs]
         tokens = f"{statistics.median(spent):,.0f}" if spent else ""
         if arm == ONE:
             after_steps = tokens = ""
-        # Runs of two_names/ that are read for one in ten are of another day, when a second was worth something else.
+        # The runs of two_names/ on one in ten are from another day, on which the machine was faster or slower.
         if (task, arm) == ("one in ten", AT_SAME_RATE):
             after_seconds = ""
         rows.append([arm, after_steps, tokens, after_seconds])
@@ -192,8 +184,8 @@ def main(task=RUN_HERE, arm=ARMS["quickstart"], from_kept=False, num_processes=1
             arms = [each for each in ARMS[name] if each in arm and (name, each) != ("one in ten", AT_SAME_RATE)]
             jobs = [make_job(kept, name, each, seed, start) for each in arms]
             jobs = [job for job in jobs if job.key not in results]
-            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_a_process=10))
+            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_per_process=10))
             STUDY.write(results)
     for name in BUDGETS:
-        print_table(f"{name}: accuracy held out, median (range)", columns_of(name), rows_of(results, name))
+        print_table(f"{name}: accuracy on held-out problems, median (range)", columns_of(name), rows_of(results, name))
     STUDY.report()

@@ -1,24 +1,24 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What carried surplus, the screen and the pass-rate memory cost and save, after the same steps, tokens and CPU time.
+Cost and savings of carried surplus, the screen and the pass-rate memory, after the same steps, tokens and CPU time.
 
-    python -m benchmarks savings                          # all runs, some hours of one core, in pieces that resume
+    python -m benchmarks savings                          # all runs, hours on one core; an interrupted call resumes
     python -m benchmarks savings --task "hard tail"       # one task; `--arm` runs one arm
-    python -m benchmarks savings --from-kept              # the tables and the predictions from the runs that are kept
+    python -m benchmarks savings --from-kept              # the tables and the predictions from the kept runs
 
-Every arm fills its batches, but for `GRPOTrainer`. The tasks are described in tasks.py. A run goes on until the
-steps, the tokens and the CPU seconds of the task's budget are all spent; its accuracy is compared after each of them,
-on all held-out problems and on the hardest quarter. Seconds are CPU seconds of one thread, without the time that
-measuring the accuracy takes. Budgets were chosen before the runs.
+Every arm except `GRPOTrainer` fills its batches. The tasks are described in tasks.py. A run continues until the steps,
+the tokens and the CPU seconds of the task's budget are all spent. Its accuracy is compared after each of them, on all
+held-out problems and on the hardest quarter. Seconds are CPU seconds of one thread, without the time for measuring the
+accuracy. Budgets were chosen before the runs.
 
 Each arm runs with five seeds, at the best of three learning rates: 1, 0.5 and 2 times the one that suits GRPO, on
-Countdown 1 alone. The best is the one with the highest accuracy after the task's steps with seed 100, which does not
-count otherwise.
+Countdown only 1 times. The best is the one with the highest accuracy after the task's steps with seed 100, which does
+not count otherwise.
 
-Writes runs.csv and curves.csv, a line every few rollouts, after every seed, and EVIDENCE.md's outcomes at the end.
-What runs.csv has is not run again. A new arm is a line of `ARMS` and its lines of `PREDICTIONS`, which have a row of
-EVIDENCE.md each.
+Writes runs.csv and curves.csv, with a line every few rollouts, after every seed, and the outcomes in EVIDENCE.md at
+the end. Runs in runs.csv are not run again. A new arm is a line of `ARMS` and its lines of `PREDICTIONS`, which have a
+row each in EVIDENCE.md.
 """
 
 import math
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ..frame import trainers
 from ..frame.kept import Study
-from ..frame.measures import mean_of, read_at
+from ..frame.measures import describe_shares, mean_of, read_at
 from ..frame.pictures import draw_panels
 from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import Job, run_all
@@ -93,7 +93,7 @@ def draw(results):
     draw_panels(curves, panels, dict.fromkeys(PANELS, tuple(DRAWN.values())), 3, (12, 3.6), PICTURE)
 
 
-# ---- What is read off a run ----
+# ---- Measures ----
 
 
 STEPS, TOKENS, SECONDS = SPENT = "steps", "tokens", "seconds"
@@ -139,23 +139,23 @@ def hardest(task):
 
 
 def fraction_of_tokens(task, fraction):
-    """Return a quantity: the tokens of the task's steps, those of the other arm times a fraction."""
+    """Return a quantity: the tokens of the task's steps, compared with a fraction of those of the other arm."""
     tokens = after(task, STEPS, "tokens")
 
     def measure(mine, other):
         return [tokens(mine)[0], fraction * tokens(other)[0]]
 
-    return Quantity(f"tokens of {describe_budget(task, STEPS)}, beside {fraction} times the other's", measure)
+    return Quantity(f"tokens of {describe_budget(task, STEPS)}, compared with {fraction} times the other's", measure)
 
 
 SCREENED = Quantity("share of prompts that are screened", lambda run: [run["screened"]], "%")
 
 
-# ---- What was predicted ----
+# ---- Predictions ----
 
 
 HIGHER, LOWER = 1, -1
-NOT_LOWER, NOT_HIGHER = (HIGHER, True), (LOWER, True)  # refuted if an interval excludes it, else not refuted
+NOT_LOWER, NOT_HIGHER = (HIGHER, True), (LOWER, True)  # refuted if the interval excludes it, and not refuted otherwise
 
 
 def predict(task, arm, against, quantity, direction):
@@ -189,7 +189,7 @@ def predictions_of(task):
     if one_in_ten:
         predicted.append((AUTO, CARRY, fraction_of_tokens(task, 0.4), LOWER))
     if task in ("quickstart", "two rewards"):
-        predicted.append((AUTO, 0.01, SCREENED, LOWER))  # never: not one prompt in a hundred
+        predicted.append((AUTO, 0.01, SCREENED, LOWER))  # stands for never: less than one prompt in a hundred
     return [predict(task, *each) for each in predicted]
 
 
@@ -200,7 +200,9 @@ PREDICTIONS = tuple(each for task in TASKS for each in predictions_of(task))
 
 
 def make_job(task, arm, factor, seed):
-    """Return a job that goes on until the budget is spent; with the trial's seed its steps alone."""
+    """
+    Return a job that continues until the budget is spent. With the seed of the trial it only takes the task's steps.
+    """
     of = TASKS[task]
     sizes = NUM_PROMPTS, NUM_GENERATIONS, of.num_steps
     settings = rollouts_of(*sizes, max_completion_length=of.max_length, learning_rate=factor * of.rate)
@@ -222,10 +224,10 @@ def run(job, checkpoint, folder):
         arm = arm._replace(settings=arm.settings | task.dapo)
     tokenizer, dataset = task.make_tokenizer(), task.prompts(job.seed)
     counts = Counts(task.find_hard(model, tokenizer, dataset))
-    look = task.make_look(model, tokenizer)
+    probe_model = task.make_probe(model, tokenizer)
     _, curve, log = trainers.train(
         *(job, arm, model, folder, task.rewards, dataset, tokenizer),
-        look=lambda model: look(model) | counts.figures(),
+        probe_model=lambda model: probe_model(model) | counts.figures(),
         counts=counts,
     )
     last = curve[-1]
@@ -271,13 +273,8 @@ fill_in = STUDY.fill_in
 # ---- Tables ----
 
 
-def describe(values):
-    """Return the median and the range in percent, and the number of seeds if some are missing."""
-    if not values:
-        return "not run"
-    few = "" if len(values) == len(SEEDS) else f", {len(values)} of {len(SEEDS)} seeds"
-    low, middle, high = (f"{100 * value:.1f}%" for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle} ({low} to {high}{few})"
+def describe(shares):
+    return describe_shares(shares, len(SEEDS))
 
 
 def describe_median(values):
@@ -285,7 +282,7 @@ def describe_median(values):
     return f"{statistics.median(values):,.0f}" if values else "not run"
 
 
-# Tables with a row per task and a column per arm: what a cell says, by the runs of an arm on a task.
+# Tables with a row per task and a column per arm: how a cell is written, and its measure of the runs.
 TABLES = {
     "accuracy after the same optimizer steps": (describe, lambda task: after(task, STEPS, "accuracy")),
     "accuracy after the same generated tokens": (describe, lambda task: after(task, TOKENS, "accuracy")),
@@ -299,13 +296,13 @@ TABLES = {
 
 def table(results, title):
     """Return the columns and the rows of one of `TABLES`."""
-    say_cell, measure_of = TABLES[title]
+    describe_cell, measure_of = TABLES[title]
     counted, rows = counted_runs(results), []
     for task in TASKS:
         cells = []
         for arm in COLUMNS:
             runs = [result for (of, name, _), result in counted.items() if (of, name) == (task, arm)]
-            cells.append(say_cell(measure_of(task)(*runs)))
+            cells.append(describe_cell(measure_of(task)(*runs)))
         rows.append([task, *cells])
     return [title, *COLUMNS], rows
 
@@ -332,14 +329,14 @@ def main(task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=1, o
             jobs = [make_job(name, *key) for key in keys]
             jobs = [job for job in jobs if job.key not in results]
             if jobs:
-                results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_a_process=10))
+                results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_per_process=10))
                 STUDY.write(results)
 
         if len(TASKS[name].factors) > 1:
             for factor in TASKS[name].factors:
                 run_those(*((each, factor, TRIAL) for each in arm))
         for seed in SEEDS:
-            # The first run of a process is a little slower: another arm's with every seed.
+            # The first run of a process is a little slower, so every seed begins with another arm.
             first = seed % len(arm)
             arms = [*arm[first:], *arm[:first]]
             run_those(*((each, best_factor(results, name, each), seed) for each in arms))

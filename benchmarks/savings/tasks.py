@@ -3,17 +3,17 @@
 """
 The tasks, and which of their prompts are hard: those that the starting checkpoint solves at most 5 times in 100.
 
-The pass rate of the quickstart's problems is exact: the probability of the correct answer, read off the logits. On
-Countdown a prompt counts as hard if it has four numbers, of which the starting checkpoint solves 4%: pass rates of
-thousands of single prompts would take hours there.
+The pass rate of the quickstart's problems is exact: the probability of the correct answer, computed from the logits.
+On Countdown a prompt counts as hard if it has four numbers, of which the starting checkpoint solves 4%, because
+measuring the pass rates of thousands of prompts would take hours.
 
 The hardest quarter are the held-out problems with the lowest pass rates, among those that the starting checkpoint
 solves at least once in 100. Problems that it solves less often are products, which the model never learns, and in the
-hard tail sums that did not begin to be learnt in a sketch of 120 rollouts (seed 99): a quarter of these would show
-nothing. On Countdown the problems with four numbers are taken, three in ten.
+hard tail sums that the model did not begin to learn in a sketch of 120 rollouts (seed 99). A quarter of such problems
+would show nothing. On Countdown the problems with four numbers are used, three in ten.
 
 On the **hard tail** the quickstart's model has had 90 steps of its warm-up instead of 250. It solves 3.7% of the
-held-out problems; the sums of two numbers above 9, two thirds of them, 2.2%.
+held-out problems. Two thirds of these are sums of two numbers above 9, of which it solves 2.2%.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_reward
 
 from .. import time_to_accuracy
-from ..frame.curves import right_probabilities
+from ..frame.curves import correct_probabilities
 from ..larger import task as countdown
 from ..larger import training as larger
 from ..time_to_accuracy import CHECKPOINT_SEED, MAX_LENGTH
@@ -37,7 +37,7 @@ FOUR_NUMBERS = 4
 
 
 class Budget(NamedTuple):
-    """What a run spends before its accuracy is compared."""
+    """Steps, tokens and seconds that a run spends before its accuracy is compared."""
 
     steps: int  # of the optimizer
     tokens: int  # generated
@@ -45,7 +45,7 @@ class Budget(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Where its runs start, what they train on, and how they are probed."""
+    """A task: where its runs start, what they train on, and how they are probed."""
 
     make_checkpoint: Callable  # takes a folder; returns the checkpoint and its accuracy
     rewards: list  # the first says whether a completion is correct
@@ -54,7 +54,7 @@ class Task(NamedTuple):
     find_hard: (
         Callable  # takes the starting model, the tokenizer and the training prompts; returns the hard ones' texts
     )
-    make_look: (
+    make_probe: (
         Callable  # takes the starting model and the tokenizer; returns a function of a model: "accuracy", "hardest"
     )
     max_length: int  # of a completion
@@ -68,7 +68,7 @@ class Task(NamedTuple):
 
     @property
     def num_rollouts(self):
-        """Of the budget's steps."""
+        """Number of rollouts of the budget's steps."""
         return self.budget.steps // self.num_steps
 
 
@@ -89,19 +89,19 @@ def hardest_quarter(rates):
     return sorted(learnable, key=lambda i: rates[i])[: len(rates) // 4]
 
 
-def make_look(pass_rates, texts, model, tokenizer):
+def make_probe(pass_rates, texts, model, tokenizer):
     """Return a probe of a model on all held-out problems, and on the quarter that is hardest for the given one."""
     hardest = hardest_quarter(pass_rates(model, tokenizer, texts).tolist())
 
-    def look(model):
+    def probe_model(model):
         rates = pass_rates(model, tokenizer, texts)
         return {"accuracy": rates.mean().item(), "hardest": rates[hardest].mean().item()}
 
-    return look
+    return probe_model
 
 
 def sums_and_products(name, budget, num_warm_up_steps=time_to_accuracy.NUM_WARM_UP_STEPS):
-    """A task with the prompts and the rate of one of time_to_accuracy.py."""
+    """Return a task with the prompts and the learning rate of one of time_to_accuracy.py."""
     study, task = time_to_accuracy, time_to_accuracy.TASKS[name]
     problems = Problems(CHECKPOINT_SEED)
     return Task(
@@ -109,8 +109,8 @@ def sums_and_products(name, budget, num_warm_up_steps=time_to_accuracy.NUM_WARM_
         [exact_answer_reward],
         partial(study.prompts, problems, task.shares),
         build_tokenizer,
-        partial(find_hard, right_probabilities),
-        partial(make_look, right_probabilities, study.held_out(problems)),
+        partial(find_hard, correct_probabilities),
+        partial(make_probe, correct_probabilities, study.held_out(problems)),
         MAX_LENGTH,
         task.learning_rate,
         budget,
@@ -118,7 +118,10 @@ def sums_and_products(name, budget, num_warm_up_steps=time_to_accuracy.NUM_WARM_
 
 
 def with_two_rewards(budget):
-    """The task of two_rewards.py; correctness decides which groups are accepted, or nothing could be screened."""
+    """
+    Return the task of two_rewards.py. Correctness decides which groups are accepted, because otherwise no group could
+    be screened.
+    """
     problems = Problems(CHECKPOINT_SEED)
     return Task(
         two_rewards.make_checkpoint,
@@ -131,7 +134,7 @@ def with_two_rewards(budget):
         ),
         build_tokenizer,
         partial(find_hard, two_rewards.pass_rates),
-        partial(make_look, two_rewards.pass_rates, two_rewards.held_out(problems)),
+        partial(make_probe, two_rewards.pass_rates, two_rewards.held_out(problems)),
         MAX_LENGTH,
         1e-4,
         budget,
@@ -148,7 +151,7 @@ def num_numbers(problem):
 
 
 def countdown_checkpoint(folder):
-    """Return the checkpoint of larger/, and its accuracy on the problems that are asked on the way."""
+    """Return the checkpoint of larger/, and its accuracy on the problems of the probes."""
     path, start = larger.make_checkpoint(folder, num_steps=1000)
     return path, start["curve"][0]["accuracy"]
 
@@ -157,14 +160,14 @@ def find_four_numbers(model, tokenizer, dataset):
     return [problem for problem in dataset["problem"] if num_numbers(problem) == FOUR_NUMBERS]
 
 
-def make_countdown_look(model, tokenizer):
+def make_countdown_probe(model, tokenizer):
     problems = larger.held_out(larger.NUM_PROBED)
 
-    def look(model):
+    def probe_model(model):
         found = larger.probe(model, tokenizer, problems)
         return {"accuracy": found["accuracy"], "hardest": found[f"accuracy, {FOUR_NUMBERS} numbers"]}
 
-    return look
+    return probe_model
 
 
 def countdown_prompts(seed):
@@ -177,12 +180,13 @@ COUNTDOWN = Task(
     countdown_prompts,
     countdown.make_tokenizer,
     find_four_numbers,
-    make_countdown_look,
+    make_countdown_probe,
     larger.MAX_LENGTH,
     larger.LEARNING_RATE,
     Budget(steps=48, tokens=40_000, seconds=150.0),
-    # A run takes minutes. In two_names/ the best of 0.5, 1, 2 and 3 times this rate was 1 for `GRPOTrainer` and for
-    # the paper's sampling, and with carry, memory and screen 1 took 5% more tokens than 2.
+    # A run takes minutes, so only one learning rate is tried. In two_names/ the best of 0.5, 1, 2 and 3 times this
+    # rate was 1 for `GRPOTrainer` and for the paper's sampling. With carry, memory and screen, 1 took 5% more tokens
+    # than 2.
     factors=(1.0,),
     probe_every=2,
     settings={"bf16": True},

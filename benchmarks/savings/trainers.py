@@ -8,10 +8,10 @@ from .weighted import ScreenWeighted
 
 class Counts:
     """
-    What a run has trained on so far.
+    Counts of what a run has trained on so far.
 
     A group counts as hard if its prompt is one of `hard` and one of its completions is correct, by the first reward
-    function. Of groups that train on another reward alone, such as the format, none is hard.
+    function. Groups that train on another reward alone, such as the format, do not count as hard.
     """
 
     def __init__(self, hard):
@@ -25,7 +25,7 @@ class Counts:
         self.num_hard += is_solved and prompt[-1]["content"] in self.hard
 
     def figures(self):
-        """Return the counts as they are kept of a curve."""
+        """Return the counts that are kept with a curve."""
         return {"trained": float(self.num_trained), "hard": float(self.num_hard)}
 
     def share_screened(self):
@@ -33,7 +33,7 @@ class Counts:
 
 
 class CountedGRPO(GRPO):
-    """`GRPOTrainer`, whose gradient has the groups whose rewards differ."""
+    """`GRPOTrainer` with counts. Its gradient has the groups whose rewards differ."""
 
     def __init__(self, *args, counts, **kwargs):
         super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ class CountedGRPO(GRPO):
 
 
 class Counted:
-    """Counts what `DAPOTrainer`, or a trainer that is made from it, samples and trains on."""
+    """Count what `DAPOTrainer`, or a subclass of it, samples and trains on."""
 
     def __init__(self, *args, counts, **kwargs):
         super().__init__(*args, **kwargs)

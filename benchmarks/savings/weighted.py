@@ -15,10 +15,10 @@ from .weights import normalized, screen_weight, share_effective
 
 class ScreenWeighted(DAPO):
     """
-    Multiplies the advantages of each accepted group by one over its probability to pass the screen.
+    Divide the advantages of each accepted group by its probability of passing the screen.
 
-    The weights of a batch have the mean 1. A run that is resumed has forgotten how many completions of waiting groups
-    were requested first, and fails at the first of them.
+    The weights of a batch have a mean of 1. A resumed run does not know how many completions of waiting groups were
+    requested first, and fails at the first of these groups.
     """
 
     def __init__(self, *args, **kwargs):
@@ -55,7 +55,9 @@ class ScreenWeighted(DAPO):
 
 
 class ScreenAndMemoryWeighted(ScreenWeighted):
-    """Weights each group by the passes over the dataset for which its visit stands, too: at most `MOST_PASSES`."""
+    """
+    Also weight each group by the number of passes over the dataset that its visit represents, at most `MOST_PASSES`.
+    """
 
     MOST_PASSES = 4
 
@@ -66,7 +68,7 @@ class ScreenAndMemoryWeighted(ScreenWeighted):
     def _note_first_request(self, sampler, request):
         super()._note_first_request(sampler, request)
         memory = sampler.selection.find(PromptMemory)
-        # The memory counts the passes in which it skipped a prompt until what is sampled now is decided on.
+        # The memory counts the passes in which it skipped a prompt, until the group that is sampled now is decided on.
         record = memory._records.get(request.group.name)
         self._num_passes[request.group.number] = 1 if record is None else min(record.num_passes, self.MOST_PASSES)
 

@@ -4,8 +4,8 @@
 Weights that give a screened batch the gradient of whole groups in expectation.
 
 The screen samples the first k of G completions and drops the prompt if their rewards are all equal. Completions are
-exchangeable. So a group with given rewards passes the screen with a known probability, and weighting each accepted
-group by one over it removes the bias (Horvitz and Thompson 1952). Pure functions of numbers.
+exchangeable. So a group with given rewards passes the screen with a known probability, and dividing the weight of each
+accepted group by it removes the bias (Horvitz and Thompson 1952). Pure functions of numbers.
 """
 
 import math
@@ -15,7 +15,7 @@ from trl_dapo.sampling.equal_rewards import margin
 
 
 def counts_of_values(rewards: Sequence[float]) -> list[int]:
-    """Return how many rewards have each value, the lowest first. Neighbours within the margin are one value."""
+    """Return how many rewards have each value, the lowest first. Neighbors within the margin are one value."""
     counts: list[int] = []
     last = -math.inf
     for reward in sorted(rewards):

@@ -3,22 +3,22 @@
 """
 GRPOTrainer compared with DAPOTrainer, each arm at its own best learning rate: tokens to a target.
 
-    python -m benchmarks two_names                 # both parts, hours of one core, in pieces that resume
-    python -m benchmarks two_names --part best     # each arm's best of four rates, then five seeds at it
-    python -m benchmarks two_names --part range    # five seeds at each rate, of GRPO and of GRPO's budget
-    python -m benchmarks two_names --from-kept     # tables and predictions from the runs that are kept
+    python -m benchmarks two_names                 # both parts, hours on one core; an interrupted call resumes
+    python -m benchmarks two_names --part best     # each arm's best of four learning rates, then five seeds at it
+    python -m benchmarks two_names --part range    # five seeds at each learning rate, of GRPO and of GRPO's budget
+    python -m benchmarks two_names --from-kept     # tables and predictions from the kept runs
 
-Tasks are those of time_to_accuracy.py, of larger/, one with two reward functions (two_rewards.py), and two of
+The tasks are those of time_to_accuracy.py, that of larger/, one with two reward functions (two_rewards.py), and two of
 real_model/, which take a GPU or days and a model made by `trl-dapo fetch smollm2 --output_dir
-outputs/two_names/smollm2`. Rates are 0.5, 1, 2 and 3 times the one that suits GRPO, with two rewards 0.5 and 1 times.
-The best is the one that needed the fewest tokens to the target with seed 100, which does not count otherwise: there a
-rate ends at the tokens with which an earlier one reached the target.
+outputs/two_names/smollm2`. Learning rates are 0.5, 1, 2 and 3 times the one that suits GRPO, with two rewards 0.5 and
+1 times. The best is the one that needed the fewest tokens to the target with seed 100, which does not count otherwise.
+With this seed, a run stops at the number of tokens with which an earlier learning rate reached the target.
 
-Writes runs.csv, a line per run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes. What runs.csv has
-is not run again. A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md for each task,
-in this order; `--arm` runs it alone. A new task is a line of `TASKS` (of time_to_accuracy.py too, if it is one of
-`small`), with a row for each prediction. What same_budget/ adds are the same arms after the same number of steps and
-the same time.
+Writes runs.csv with a line per run, curves.csv with a line per fourth rollout, and the outcomes in EVIDENCE.md. Runs
+in runs.csv are not run again. A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md
+for each task, in this order; `--arm` runs it alone. A new task is a line of `TASKS` (of time_to_accuracy.py too, if it
+is one of `small`), with a row for each prediction. same_budget/ compares the same arms after the same number of steps
+and the same time.
 """
 
 import math
@@ -42,11 +42,11 @@ from . import two_rewards
 
 BEST, RANGE = PARTS = "best", "range"
 FACTORS = (1.0, 0.5, 2.0, 3.0)  # of the rate that suits GRPO, in the order in which they are tried
-TRIAL, SEEDS, OUTPUT = 100, range(10, 15), Path("outputs/two_names")  # seeds used for nothing else
+TRIAL, SEEDS, OUTPUT = 100, range(10, 15), Path("outputs/two_names")  # seeds that are not used otherwise
 
 
 class Task(NamedTuple):
-    """Where its runs start, how one of them trains, and its target, rate, sizes and limit."""
+    """A task: where its runs start, how a run trains, its target, learning rate, sizes and limits."""
 
     make_checkpoint: Callable  # takes a folder; returns the checkpoint and its accuracy
     train: Callable  # takes a job, the checkpoint, a folder and the arm; returns "curve" and "acceptance"
@@ -57,38 +57,40 @@ class Task(NamedTuple):
     limits: dict
     num_steps: int = NUM_STEPS  # of the optimizer per rollout
     factors: tuple = FACTORS  # of the rate, in the order in which they are tried
-    at_least: dict = {}  # noqa: RUF012 (what a run that counts spends, though it has reached the target)
+    at_least: dict = {}  # noqa: RUF012 (minimum that a run that counts spends)
 
 
 def small(name, fewer_prompts):
-    """A task of time_to_accuracy.py."""
+    """Return a task of time_to_accuracy.py."""
     study, task = time_to_accuracy, time_to_accuracy.TASKS[name]
     sizes = study.MAX_LENGTH, task.learning_rate, fewer_prompts, {"max_seconds": study.MAX_SECONDS}
     return Task(study.make_checkpoint, study.train, task.gain, *sizes)
 
 
 def countdown(folder):
-    """The checkpoint of larger/, and its accuracy on the problems that are asked on the way."""
+    """Return the checkpoint of larger/, and its accuracy on the problems of the probes."""
     path, start = larger.make_checkpoint(folder, num_steps=1000)
     return path, start["curve"][0]["accuracy"]
 
 
 def language_model(name, fewer_prompts):
-    """The problems of real_model/, and one reward."""
+    """Return a task with the problems of real_model/, and one reward."""
 
     def make_checkpoint(folder):
         path = folder / "smollm2"
         if not path.is_dir():
-            raise SystemExit(f"{path} is no folder: `trl-dapo fetch smollm2 --output_dir {path}` makes one")
-        *_, look = real_model.prepare(name, path, folder)
-        return path, look(load(path).to(real_model.DEVICE))["accuracy"]
+            raise SystemExit(
+                f"{path} is not a folder, but runs need a model: run `trl-dapo fetch smollm2 --output_dir {path}`"
+            )
+        *_, probe_model = real_model.prepare(name, path, folder)
+        return path, probe_model(load(path).to(real_model.DEVICE))["accuracy"]
 
     limits = {"max_tokens": 50_000}
     return Task(make_checkpoint, real_model.train, 0.25, real_model.MAX_LENGTH, 4e-4, fewer_prompts, limits)
 
 
 TASKS = {
-    "quickstart": small("quickstart", fewer_prompts=12),  # three in four teach
+    "quickstart": small("quickstart", fewer_prompts=12),  # three in four groups are informative
     "one in ten": small("one in ten", fewer_prompts=2),  # one in eight
     "Countdown": Task(
         countdown,
@@ -96,7 +98,7 @@ TASKS = {
         gain=0.10,
         max_length=larger.MAX_LENGTH,
         rate=larger.LEARNING_RATE,
-        fewer_prompts=10,  # six in ten teach
+        fewer_prompts=10,  # six in ten groups are informative
         limits={"max_tokens": 250_000, "probe_every": 2},
     ),
     "products": language_model("products", fewer_prompts=8),
@@ -127,9 +129,9 @@ ARMS = {
     PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
     FEWER: Arm(DAPO, BOTH_ON),  # with the task's `fewer_prompts`
     ONE_BATCH: Arm(DAPO, {"dynamic_sampling_max_gen_batches": 1.0, **BOTH_ON}),  # no step costs more than GRPO's
-    AGAIN: Arm(DAPO, {"dynamic_sampling_mode": "paper", "batch_multiplier": 1.0}),  # as others resample
+    AGAIN: Arm(DAPO, {"dynamic_sampling_mode": "paper", "batch_multiplier": 1.0}),  # as other frameworks resample
 }
-# Of the task with two reward functions alone.
+# Only for the task with two reward functions.
 ARMS_OF_TWO_REWARDS = {
     NAMED: Arm(DAPO, {"dynamic_sampling_rewards": ["correct"], **BOTH_ON}),
     ALONE: Arm(GRPO, {"reward_weights": [1.0, 0.0]}),
@@ -146,7 +148,7 @@ def arms_of(task):
     return tuple(arm for arm in ARMS if arm not in ARMS_OF_TWO_REWARDS)
 
 
-POINT = "rollouts", "tokens", "seconds", "accuracy"  # what is kept of a curve
+POINT = "rollouts", "tokens", "seconds", "accuracy"  # the columns of a curve that are kept
 
 TOKENS = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
 AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
@@ -209,14 +211,20 @@ def tokens_to_target(result, task):
 
 
 def best_factor(results, task, arm):
-    """The fewest tokens to the target with the seed that does not count; where none reached it, the most right."""
+    """
+    Return the factor with the fewest tokens to the target with the seed that does not count; if none reached it, the
+    one with the highest accuracy.
+    """
     factors = TASKS[task].factors
     tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in factors}
     return min(factors, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
 
 
 def at_best(results):
-    """The runs that count, by task, arm and seed: those at each arm's best rate, if all of the task's were tried."""
+    """
+    Return the runs that count by task, arm and seed: those at each arm's best learning rate, if all rates of the task
+    were tried.
+    """
     tried = Counter((task, arm) for task, arm, _, seed in results if seed == TRIAL)
     best = {key: f"{best_factor(results, *key):g}" for key, num in tried.items() if num == len(TASKS[key[0]].factors)}
     return {
@@ -233,7 +241,10 @@ fill_in = STUDY.fill_in
 
 
 def tokens_by_rate(results, counted, task, arm):
-    """Tokens to the target at each rate, the lowest first: median (lowest to highest); a star where it counts."""
+    """
+    Return the tokens to the target at each learning rate, the lowest first, as text: median (lowest to highest), with
+    a star at the rate that counts.
+    """
     cells = []
     for rate in (f"{factor:g}" for factor in sorted(FACTORS)):
         runs = {seed: results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results}
@@ -258,7 +269,7 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
         def run_those(*keys, name=name, checkpoint=checkpoint, start=start):
             jobs = [make_job(results, name, *key, start) for key in keys]
             jobs = [job for job in jobs if job.key not in results]
-            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_a_process=10))
+            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_per_process=10))
             STUDY.write(results)
 
         if BEST in part:
@@ -270,5 +281,5 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
             run_those(*((each, factor, seed) for seed in SEEDS for factor in TASKS[name].factors for each in compared))
     for name in TASKS:
         print_tokens(results, name)
-    say("medians of five seeds; * the best rate with seed 100; - for never")
+    say("medians of five seeds; * marks the best learning rate with seed 100; - means never")
     STUDY.report()

@@ -1,15 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The paper's ladder (Table 1) on a CPU: what each technique adds to GRPO, on sums with a working.
+The ladder of the paper's Table 1 on a CPU: what each technique adds to GRPO, on sums with a working.
 
     python recipes/ablation/run.py                      # 6 rungs x 5 seeds, 25 minutes on two cores
     python recipes/ablation/run.py --num-seeds 1 --num-rollouts 5
 
-Every run starts from one checkpoint, a small model after a warm-up on a teacher who slips, and makes the same number
-of optimizer steps. A rung keeps what the rungs before it added. Since dynamic sampling generates more for its steps,
-GRPO then runs once more, until it has generated as much. Writes ladder.csv, a line a run, and ladder.png. A ladder
-that was interrupted continues where it stopped. The task is described in task.py. Intervals are Student's, over seeds.
+Every run starts from the same checkpoint, a small model after a warm-up on faulty examples, and takes the same number
+of optimizer steps. A rung keeps what the rungs before it added. Dynamic sampling generates more tokens for its steps,
+so GRPO then runs once more, until it has generated as many. The command writes ladder.csv, with a line per run, and
+ladder.png. An interrupted ladder resumes where it stopped. The task is described in task.py. Intervals are Student's,
+over seeds.
 """
 
 import statistics
@@ -29,7 +30,7 @@ from trl_dapo.cli.quickstart import Problems, build_model, build_tokenizer, exac
 from trl_dapo.evaluation import evaluate
 
 
-sys.path.append(str(Path(__file__).parents[2]))  # where the benchmarks' frame is
+sys.path.append(str(Path(__file__).parents[2]))  # the folder of `benchmarks`
 
 from benchmarks.frame.kept import write_rows
 from benchmarks.frame.measures import mean_of
@@ -41,11 +42,12 @@ from benchmarks.frame.verdicts import interval
 
 
 LADDER = "ladder"
-SEED = 42  # of the checkpoint and of what is held out
-NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # per rollout: prompts, completions per prompt, optimizer steps
+SEED = 42  # of the checkpoint and of the held-out problems
+NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # of a rollout: prompts, completions per prompt, optimizer steps
 LEARNING_RATE = 1e-4
 
-# What each rung adds. Without dynamic sampling, DAPOTrainer leaves generation to GRPOTrainer, and any loss but "dapo".
+# What each rung adds. `DAPOTrainer` leaves generation to `GRPOTrainer` without dynamic sampling, and the loss to it
+# unless it is "dapo".
 RUNGS = {
     "GRPO": {"loss_type": "grpo", "epsilon_high": 0.2, "use_dynamic_sampling": False},
     "+ overlong filtering": {"overlong_filtering": True},
@@ -58,14 +60,14 @@ CONTROL = "GRPO with as many tokens"
 ROWS = (*RUNGS, CONTROL)
 FIGURES = ("accuracy", "truncated", "length", "entropy", "clip_ratio", "spread", "tokens", "cpu_seconds")
 CURVES = {
-    "entropy": ("Entropy", "nats a token"),
+    "entropy": ("Entropy", "nats per token"),
     "completions/mean_length": ("Completion length", "tokens"),
     "reward": ("Reward, all sampled", "mean"),
 }
 
 
 def settings_of(rung):
-    """Return the settings that this rung and those before it add."""
+    """Return what a rung and those before it add."""
     if rung == CONTROL:
         return RUNGS["GRPO"]
     names = list(RUNGS)
@@ -79,14 +81,14 @@ def settings_of(rung):
 
 
 def make_checkpoint(folder, num_steps):
-    """The quickstart's model after its warm-up; kept for the next time."""
+    """Return the quickstart's model after its warm-up. It is kept for the next call."""
     path = folder / f"checkpoint-{num_steps}-{fingerprint(make_checkpoint)[:8]}"
     if not path.exists():
         quiet()
         tokenizer = build_tokenizer()
         model = build_model(tokenizer, SEED)
         warm_up(model, tokenizer, Problems(SEED), num_steps)
-        # The working behind the answer, at a rate that leaves the answers alone.
+        # Learn the working after the answer, at a learning rate that does not change the answers.
         warm_up(model, tokenizer, task.WorkedProblems(SEED), num_steps, batch_size=64, learning_rate=7e-4)
         partial = folder / "checkpoint.partial"
         model.save_pretrained(partial)
@@ -96,7 +98,7 @@ def make_checkpoint(folder, num_steps):
 
 
 def train(job, checkpoint, folder):
-    """Trains and saves the model; returns the log, an entry a rollout, and the CPU seconds."""
+    """Train and save the model; return the log, with an entry per rollout, and the CPU seconds."""
     tokenizer = build_tokenizer()
     config = DAPOConfig(
         output_dir=str(folder),
@@ -126,7 +128,9 @@ def train(job, checkpoint, folder):
 
 
 def measure(checkpoint, folder, seed):
-    """Accuracy, length and share of cut-off completions on problems held out, 4 samples each at temperature 1."""
+    """
+    Return accuracy, length and share of cut-off completions on held-out problems, 4 completions each at temperature 1.
+    """
     summary = evaluate(
         str(checkpoint),
         task.to_dataset(task.WorkedProblems(SEED).held_out[::2]),
@@ -148,7 +152,7 @@ def measure(checkpoint, folder, seed):
 
 
 def run(job, checkpoint, folder):
-    """One run and its figures."""
+    """Run a job and return its figures."""
     log, seconds = train(job, checkpoint, folder)
     held_out = measure(folder / "trained", folder, job.seed)
     num_rows = NUM_PROMPTS * NUM_GENERATIONS
@@ -173,16 +177,16 @@ def run(job, checkpoint, folder):
 
 def describe(job, result):
     return (
-        f"{job.arm}, seed {job.seed}: {result['accuracy']:.1%} right, {result['truncated']:.1%} cut off, "
+        f"{job.arm}, seed {job.seed}: {result['accuracy']:.1%} correct, {result['truncated']:.1%} cut off, "
         f"{result['cpu_seconds']:.0f} CPU seconds"
     )
 
 
 def climb(seeds, num_rollouts, *how):
-    """Runs the ladder, then GRPO until it has generated as many tokens as the last rung."""
+    """Run the ladder, and then GRPO until it has generated as many tokens as the last rung."""
 
     def climb_on(rungs, num):
-        # Rung by rung within a seed, so that an interrupted ladder has whole seeds.
+        # All rungs of a seed before the next seed, so that an interrupted ladder has whole seeds.
         jobs = [Job(LADDER, rung, seed, settings_of(rung), num_rollouts=num) for seed in seeds for rung in rungs]
         return run_all(run, jobs, *how, describe=describe)
 
@@ -198,13 +202,15 @@ def write_csv(results, path):
 
 
 def report(results, seeds, start):
-    title = f"Held out, {len(seeds)} seeds, mean and 95 % interval; spread: groups whose rewards differ"
+    title = (
+        f"Held-out problems, {len(seeds)} seeds, mean and 95% interval; spread: share of groups whose rewards differ"
+    )
     columns = "rung", "accuracy", "step", "cut off", "length", "entropy", "clipped", "spread", "tokens"
     rows = [["warm-up", f"{start['accuracy']:.1%}", "", f"{start['truncated']:.1%}", f"{start['length']:.1f}"]]
     above = None
     for rung in ROWS:
         values = {name: [results[LADDER, rung, seed][name] for seed in seeds] for name in FIGURES}
-        # The same seed, one row above: what the technique adds, and what the control lacks.
+        # Compared with the same seed in the row above: what the technique adds, and what the control lacks.
         step = [] if above is None else [a - b for a, b in zip(values["accuracy"], above, strict=True)]
         above = values["accuracy"]
         cells = [
@@ -222,7 +228,7 @@ def report(results, seeds, start):
 
 
 def plot(results, seeds, start, path):
-    """Accuracy by rung with intervals, and the curves, means over seeds."""
+    """Draw accuracy by rung with intervals, and the curves as means over seeds."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     ladder, *others = figure.subplots(2, 2).flat
     means, halves = zip(
@@ -230,7 +236,7 @@ def plot(results, seeds, start, path):
     )
     ladder.errorbar(means, range(len(ROWS)), xerr=np.nan_to_num(halves), fmt="o", capsize=4)
     ladder.axvline(start["accuracy"], color="black", linewidth=0.8, linestyle="--", label="warm-up")
-    ladder.set(title="Held-out accuracy", xlabel="mean and 95 % interval over seeds")
+    ladder.set(title="Held-out accuracy", xlabel="mean and 95% interval over seeds")
     ladder.set_yticks(range(len(ROWS)), ROWS)
     ladder.invert_yaxis()
     ladder.legend()

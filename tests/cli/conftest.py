@@ -1,13 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the command line share. Fixtures import what they need: `pytest -m fast` is not to wait for TRL."""
+"""Fixtures of the tests of the command line. They import TRL only when needed, so that `pytest -m fast` is quick."""
 
 import pytest
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """What would be launched."""
+    """The launches that would have happened."""
     from trl_dapo.cli import processes
 
     launches = []
@@ -40,7 +40,7 @@ def made(monkeypatch):
 
 @pytest.fixture
 def mistake(capfd):
-    """What `trl-dapo train` writes of a command line that it refuses: at its end, the mistake in one line."""
+    """Return the error that `trl-dapo train` prints for a command line, which must be the last line."""
     from trl_dapo.cli.train import launch
 
     def tell(*words: str) -> str:

@@ -28,7 +28,7 @@ def test_help_names_every_command_without_importing_torch():
     ("function", "argv", "said"),
     [
         ("run_compare", ["compare", "a", "b"], "trl-dapo compare: stopped. The same command continues from here.\n"),
-        ("_quickstart", ["quickstart"], "trl-dapo quickstart: stopped. A quickstart is not resumed: "),
+        ("_quickstart", ["quickstart"], "trl-dapo quickstart: stopped. A quickstart cannot be resumed. "),
         ("run_plan", ["plan", "--config", "smoke_cpu"], "trl-dapo: stopped before it began.\n"),
         ("check_train_arguments", ["train", "--config", "smoke_cpu"], "trl-dapo: stopped before it began.\n"),
     ],
@@ -46,12 +46,12 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
     ("command", "message"),
     [
         ("train --config --max_steps 3", "`--config` is not followed by a recipe"),
-        ("train", "Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), or `--model_name_or_path`"),
-        ("train --dataset_name my.jsonl --max_steps=3", "neither a recipe nor a model is named"),
+        ("train", "Name a recipe with `--config NAME` (`trl-dapo recipes` lists them), or a model and a dataset"),
+        ("train --dataset_name my.jsonl --max_steps=3", "Neither a recipe nor a model is named"),
         ("train --config smoke_cpu --config b.yaml", "`--config` is given twice"),
         ("train --config smoke_cpu --output_dir ''", "`output_dir` is empty"),
         ("train --config smoke_cpu --model_name_or_path m", "Add `--tiny_model false`"),
-        ("train --config=a/nowhere.yaml", "`--config a/nowhere.yaml` names no file."),
+        ("train --config=a/nowhere.yaml", "`--config a/nowhere.yaml` is not a file."),
         ("train --config lits.yaml", ". Nearest: list.yaml."),
         ("train --config latin_1.yaml", "latin_1.yaml is not YAML: "),
         ("train --config torn.yaml", "torn.yaml is not YAML: line 2: "),
@@ -62,16 +62,16 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
             "train --config smoke_cpu --num_generation 4",
             "config has: `num_generation` (nearest: `num_generations`).",
         ),
-        ("train --accelerate_config fsdp", "names no file, and is none of cpu, fsdp2, multi_gpu, single_gpu,"),
-        ("recipes --show smoke", "`--show smoke` names no file, and is none of "),
+        ("train --accelerate_config fsdp", "is not a file, and not one of cpu, fsdp2, multi_gpu, single_gpu,"),
+        ("recipes --show smoke", "`--show smoke` is not a file, and not one of "),
         ("recipes --show latin_1.yaml", "'utf-8' codec can't decode"),
         ("quickstart --output_dir file/out", "Cannot write to the output folder file/out"),
         ("eval --model m --dataset d --output_dir file", "Cannot write to the output folder file"),
-        ("eval --model ./modle --dataset d --output_dir o", "`./modle` is neither a folder "),
-        ("report nope", "There is no run in nope"),
+        ("eval --model ./modle --dataset d --output_dir o", "`./modle` is neither a folder nor "),
+        ("report nope", "There is no file or folder nope"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command, message):
+def test_a_mistake_is_reported_in_one_line_without_importing_torch(tmp_path, command, message):
     (tmp_path / "file").write_text("")
     (tmp_path / "torn.yaml").write_text("learning_rate: 1\nmax_steps: [1}\n")
     (tmp_path / "latin_1.yaml").write_bytes(b"output_dir: d\xe9j\xe0 vu\n")
@@ -86,7 +86,7 @@ def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command
 
 
 def test_every_field_and_every_option_of_a_launch_is_known_without_importing_what_defines_it():
-    """What is refused before torch is imported is what the parser would refuse."""
+    """The fields that are refused before torch is imported are those that the parser would refuse."""
     from trl_dapo.cli.train import make_parser
 
     parser = make_parser()
@@ -102,13 +102,13 @@ NO_SEED = "must be a whole number of at least 0 and at most 4294967295, got '-1'
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("", "see a small model get better on this machine, now"),  # the commands
+        ("", "train a small model on this machine in three minutes"),  # the commands
         ("retrain", "retrain"),
         ("quickstart --sed 1", "trl-dapo: unrecognized arguments: --sed 1 (see --help)\n"),
         ("quickstart --seed=-1", f"trl-dapo quickstart: argument --seed: {NO_SEED}"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_told_and_ends_with_exit_status_2(capsys, command, said):
+def test_a_mistake_on_the_command_line_is_reported_with_exit_status_2(capsys, command, said):
     with pytest.raises(SystemExit) as stop:
         main(command.split())
     assert stop.value.code == 2
@@ -117,7 +117,7 @@ def test_a_mistake_on_the_command_line_is_told_and_ends_with_exit_status_2(capsy
 
 
 @pytest.mark.parametrize("command", ["plan --config smoke_cpu", "recipes", "recipes --show smoke_cpu"])
-def test_a_reader_that_has_read_enough_is_no_mistake(command):
+def test_a_closed_pipe_is_not_reported_as_a_mistake(command):
     read_end, write_end = os.pipe()
     os.close(read_end)
     result = python(f"sys.exit(cli.main({command.split()}))", stdout=write_end)

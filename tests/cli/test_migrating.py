@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/migrating.md says: `trl-dapo train` takes the files of `trl grpo`, and what verl and ms-swift left."""
+"""docs/migrating.md is correct: `trl-dapo train` reads the files of `trl grpo`, and those of verl and ms-swift."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ from trl.scripts import grpo
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli import processes, train
 from trl_dapo.cli.entry_point import main
-from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
+from trl_dapo.cli.train import PROBLEM_FIELDS, LaunchArguments, launch, make_parser
 from trl_dapo.plan.recipe import read
 
 
@@ -60,7 +60,7 @@ def sums(tmp_path):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What `accelerate launch` is asked for; one process runs in place of those."""
+    """The requested arguments of `accelerate launch`. One process runs instead of several."""
     asked = []
 
     def run(arguments):
@@ -72,7 +72,7 @@ def launched(monkeypatch):
     return asked
 
 
-def test_trls_fields_are_fields_here_and_its_script_is_handed_what_it_expects():
+def test_fields_of_trl_are_accepted_and_passed_to_its_script():
     ours = {action.dest for action in make_parser()._actions}
     assert {action.dest for action in grpo.make_parser()._actions} - ours == set()
     handed = ["script_args", "training_args", "model_args", "dataset_args"]
@@ -88,7 +88,7 @@ def test_a_file_names_a_configuration_of_accelerates_and_the_command_line_decide
     assert (Path(asked.config_file).name, asked.num_processes) == ("zero2.yaml", 2)
     (trainer,) = made
     assert trainer.reward_func_names == ["accuracy_reward"]
-    assert trainer.train_dataset.to_list() == SUMS  # the rows as they are
+    assert trainer.train_dataset.to_list() == SUMS  # the unchanged rows
     assert trainer.state.global_step == 1
 
 
@@ -123,32 +123,38 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("seed: 1\nseed: 2", "names `seed` twice, again in line 7. Leave out one."),
+        ("seed: 1\nseed: 2", "names `seed` twice, the second time in line 7. Remove one of them."),
         ("learning_rat: 1\nqqq: 1", "that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`."),
-        ("eval_strategy: steps\ndataset_test_split: dev", "The dataset has no split 'dev'"),
-        ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` is for rows that are used unchanged"),
+        ("eval_strategy: steps\ndataset_test_split: dev", "has no split 'dev'"),
+        ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` contradicts"),
         ("reward_funcs: [accurate_reward]", "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
-        ("3: 4", "has `3`, which names no field, in line 6."),
+        ("3: 4", "begins with `3`, which is not the name of a field."),
         ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),
         ("use_peft: maybe", "`use_peft` must be true or false, got 'maybe'."),
-        ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out)"),
+        ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out of the dataset"),
         ("datasets: [{path: SUMS, splt: test}]", "fields that no config has: `splt` (nearest: `split`)"),
-        ("test_split_size: 0.5", "`test_split_size=0.5` has no effect without `datasets`. Set that, or leave it out."),
-        ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`"),
-        ("reward_funcs: [my_lib.rewards.custom]", "'my_lib.rewards.custom': No module named 'my_lib'. Modules of "),
+        (
+            "test_split_size: 0.5",
+            "`test_split_size=0.5` has no effect without `datasets`. Set `datasets`, or leave `test_split_size` out.",
+        ),
+        ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on, which is only"),
+        (
+            "reward_funcs: [my_lib.rewards.custom]",
+            "'my_lib.rewards.custom', which cannot be imported: No module named 'my_lib'. Modules in ",
+        ),
         ("reward_funcs: [trl_dapo.rewards.SoftOverlongPunishment]", "which is not a function but <class "),
         (
             "reward_model_name_or_path: ./nowhere",
             "`./nowhere` is neither a folder nor the name of a model on the Hub.",
         ),
-        ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set that, or leave it out."),
-        ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed: `pip install wandb`."),
+        ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set `use_peft`, or leave `lora_r` out."),
+        ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed. Run `pip install wandb`."),
         ("optim: paged_adamw_8bit", "`optim='paged_adamw_8bit'` needs bitsandbytes"),
         ("use_vllm: true", "`use_vllm=True` needs vllm"),
     ],
     ids=lambda value: value.replace("\n", ", ") if "`" not in value else "",
 )
-def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
+def test_a_mistake_in_a_file_is_reported_once_before_any_process_starts(
     started, monkeypatch, sums, tiny_model, tiny, tmp_path, capsys, lines, message
 ):
     monkeypatch.setattr(train, "find_spec", lambda name: None)  # whatever is installed
@@ -162,7 +168,7 @@ def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
     assert started == []
 
 
-def test_a_command_line_without_lora_takes_back_the_lora_of_a_recipe(command, sums, made):
+def test_a_command_line_can_turn_off_the_lora_of_a_recipe(command, sums, made):
     """It need not name every field of the recipe that shapes an adapter."""
     file = f"dataset_name: {sums}\nuse_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj]\n"
     assert launch(command(file)) == 0
@@ -183,9 +189,9 @@ def test_values_that_mean_one_thing_are_taken_as_it(command, sums, made):
 
 
 @pytest.mark.parametrize("file", ["", "/train.jsonl"], ids=["folder", "file"])
-def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command, sums, made, file):
+def test_rows_are_read_as_math_problems_if_a_field_asks_for_it(command, sums, made, file):
     assert launch(command(ONE_DATASET, "--dataset_name", sums + file, "--dataset_limit", "4")) == 0
-    assert made[0].train_dataset.to_list() == SUMS[:4]  # as they are, for a reward of TRL
+    assert made[0].train_dataset.to_list() == SUMS[:4]  # unchanged, for a reward of TRL
     style = ["--prompt_style", "boxed", "--dataset_limit=4"]
     assert launch(command(ONE_DATASET, "--dataset_name", sums + file, *style)) == 0
     (prompt,) = made[1].train_dataset[3]["prompt"]
@@ -195,7 +201,7 @@ def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command
 
 def test_the_page_about_migrating_names_the_fields_that_say_how_problems_are_read():
     section = PAGE.partition("## From `trl grpo`\n")[2].partition("\n## ")[0]
-    assert set(OF_PROBLEMS) <= set(re.findall(r"`(\w+)`", section))
+    assert set(PROBLEM_FIELDS) <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_a_plan_reads_such_a_file_too(command):
@@ -204,14 +210,16 @@ def test_a_plan_reads_such_a_file_too(command):
 
 
 @pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"])
-def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(tmp_path, monkeypatch, tiny_model, tiny, schema):
+def test_a_checkpoint_and_a_dataset_can_be_used_as_the_page_describes(tmp_path, monkeypatch, tiny_model, tiny, schema):
     assert "`model_name_or_path: merged`" in PAGE
     assert "`dataset_name: train.parquet`. `prompt_style: as_is` keeps their prompts" in PAGE
     monkeypatch.chdir(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)  # as both write it
     model.save_pretrained("merged")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained("merged")
-    Path("merged/args.json").write_text('{"model_type": "qwen3"}')  # ms-swift's, beside transformers' files
+    Path("merged/args.json").write_text(
+        '{"model_type": "qwen3"}'
+    )  # written by ms-swift, next to the files of transformers
     rows = [json.loads(line) for line in (ROOT / "tests/data/schemas" / schema).read_text().splitlines()]
     pq.write_table(pa.Table.from_pylist(rows), "train.parquet")
     Path("theirs.yaml").write_text(RECIPE)
@@ -233,10 +241,10 @@ def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(tmp_path, monke
     assert trainer.train_dataset["solution"][0] == "5"
 
 
-def test_what_the_table_calls_a_setting_of_this_package_is_one():
+def test_the_settings_in_the_table_exist():
     table = PAGE.partition("## From another framework\n")[2].partition("\n## ")[0]
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
-    assert head == ["here", "verl", "NeMo RL", "SkyRL", "slime", "ms-swift"]
+    assert head == ["this package", "verl", "NeMo RL", "SkyRL", "slime", "ms-swift"]
     assert all(len(row) == len(head) for row in rows)
     named = {name for row in rows for name in re.findall(r"`(\w+)", row[0])}
     assert named - {field.name for field in dataclasses.fields(DAPOConfig)} == {"1"}  # of `1 + epsilon_high`

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One's own file and one's own reward, by command line: rows as they are, or problems where those are asked for."""
+"""A user's own file and reward function on the command line, with unchanged rows or with math problems."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import pytest
 from helpers import launch as launch_job
 
 from trl_dapo.cli.entry_point import main
-from trl_dapo.cli.train import launch, make_parser, tell_mistake, trainer_arguments
+from trl_dapo.cli.train import launch, make_parser, report_mistake, trainer_arguments
 
 
 ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false", "--tiny_model", "true"]
@@ -23,7 +23,7 @@ QUESTIONS = [{"prompt": f"Spell {word}.", "answer": word, "level": i} for i, wor
 
 @pytest.fixture
 def given(tmp_path, monkeypatch):
-    """What a trainer would be given by a command line in a folder of `files`."""
+    """Return the arguments of the trainer for a command line in a folder with `files`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_reward.py").write_text(REWARD)
 
@@ -37,7 +37,7 @@ def given(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "csv"])
-def test_a_local_file_with_prompts_is_taken_as_it_is_with_every_column(given, tmp_path, kind):
+def test_a_local_file_with_prompts_is_used_unchanged_with_every_column(given, tmp_path, kind):
     frame = pd.DataFrame(QUESTIONS)
     write = {"parquet": frame.to_parquet, "csv": lambda path: frame.to_csv(path, index=False)}
     write["json"] = lambda path: frame.to_json(path, orient="records")
@@ -46,7 +46,7 @@ def test_a_local_file_with_prompts_is_taken_as_it_is_with_every_column(given, tm
     assert given(f"rows.{kind}")["train_dataset"].to_list() == QUESTIONS
 
 
-def test_messages_alone_are_enough_and_rows_need_not_have_the_same_columns_or_kinds(given):
+def test_messages_are_enough_and_rows_may_have_different_columns_and_types(given):
     messages = [{"prompt": [{"role": "user", "content": f"Spell {word}."}]} for word in ("ox", "hen")]
     assert given(train=messages)["train_dataset"].to_list() == messages
     rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "two", "unit": "cm"}]
@@ -69,7 +69,7 @@ def test_parts_of_a_file_and_another_to_evaluate_on_are_rows_too(given):
         ([], "last_number"),  # nobody else reads a column
     ],
 )
-def test_problems_are_read_where_they_are_asked_for_and_columns_renamed(given, words, reward):
+def test_math_problems_are_read_if_requested_and_columns_are_renamed(given, words, reward):
     made = given("train.jsonl", *words, reward=reward, train=QUESTIONS)["train_dataset"]
     assert made.column_names == ["prompt", "solution", "source", "id"]
     assert made["solution"][:] == ["ox", "hen", "ass"]
@@ -77,15 +77,17 @@ def test_problems_are_read_where_they_are_asked_for_and_columns_renamed(given, w
 
 def test_a_file_without_prompts_is_one_of_problems(given, capsys):
     assert given(train=[{"problem": "1 + 1?", "answer": "2"}])["train_dataset"]["solution"][:] == ["2"]
-    with pytest.raises(ValueError, match="none of the known schemas: found columns `text`; expected ") as told:
+    with pytest.raises(ValueError, match=r"none of the known schemas\. It has the columns `text`\. Expected ") as told:
         given(train=[{"text": "1 + 1?"}])
-    tell_mistake(told.value)
+    report_mistake(told.value)
     assert capsys.readouterr().err.endswith("if neither `prompt_style` nor `on_bad_rows` is set.\n")
-    with pytest.raises(ValueError, match=r"found columns `promt`, `animal` \(is `promt` the `prompt`\?\); expected "):
+    with pytest.raises(
+        ValueError, match=r"has the columns `promt`, `animal` \(is `promt` the `prompt`\?\)\. Expected "
+    ):
         given(train=[{"promt": "Which one moos?", "animal": "cow"}])
 
 
-def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tmp_path):
+def test_the_error_for_a_missing_dataset_says_that_it_is_neither_a_file_nor_a_folder(given, tmp_path):
     said = "^`dataa` is neither a file nor a folder here"
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match=rf"{said} \(nearest: `data`\), and no "):
@@ -95,7 +97,7 @@ def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tm
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "train.jsonl.gz", "~/notes.txt"])
-def test_a_file_of_another_kind_is_said_to_be_one_and_not_looked_for_on_the_hub(given, tmp_path, monkeypatch, name):
+def test_a_file_of_an_unknown_kind_is_refused_and_not_searched_on_the_hub(given, tmp_path, monkeypatch, name):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / name.removeprefix("~/")).write_text("prompt")
     with pytest.raises(ValueError, match=r"is not a file of one of the kinds \.parquet, \.jsonl, \.json, \.csv\."):
@@ -117,7 +119,7 @@ def test_a_split_or_a_configuration_of_a_file_is_refused(given, words):
 
 def test_text_and_messages_in_one_file_are_refused_before_anything_is_loaded(given):
     mixed = [*QUESTIONS, {"prompt": [{"role": "user", "content": "Spell cat."}], "answer": "cat"}]
-    with pytest.raises(ValueError, match=r"`train\.jsonl` has prompts of text and of messages: row 3 has messages"):
+    with pytest.raises(ValueError, match=r"row 3 in .*`.*train\.jsonl` is messages, unlike"):
         given(train=mixed)
 
 
@@ -125,27 +127,28 @@ def test_text_and_messages_in_one_file_are_refused_before_anything_is_loaded(giv
     ("words", "there", "file"),
     [([], "adapter", "adapter_config.json"), (["--use_peft", "true"], "model", "config.json")],
 )
-def test_a_model_is_not_saved_beside_an_adapter_nor_the_other_way_round(tmp_path, capsys, words, there, file):
+def test_a_model_is_not_saved_next_to_an_adapter_or_an_adapter_next_to_a_model(tmp_path, capsys, words, there, file):
     (tmp_path / file).write_text("{}")
     assert launch(["--output_dir", str(tmp_path), *ON_THE_CPU, *words]) == 2
-    said = (
-        f"`output_dir` {tmp_path} holds the {there} of another run (`{file}`). A model that is saved next to it could"
-    )
+    said = f"`output_dir` {tmp_path} contains the {there} of another run (`{file}`). If a folder contains a model and"
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, monkeypatch, capsys):
+def test_a_new_task_trains_unchanged_and_is_evaluated_on_its_own_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", "my_task"]) == 0
-    assert capsys.readouterr().out == "Made my_task. Now: cd my_task && trl-dapo train --config recipe.yaml\n"
+    assert capsys.readouterr().out == "Created my_task. Next: cd my_task && trl-dapo train --config recipe.yaml\n"
     assert len((tmp_path / "my_task" / "train.jsonl").read_text().splitlines()) == 5
     assert main(["new", "my_task"]) == 2  # and nothing in it is written over
-    assert "`my_task` cannot be a new folder: the name is empty, or something is there." in capsys.readouterr().err
+    assert (
+        "`my_task` cannot be created: the name is empty, or there is something of this name."
+        in capsys.readouterr().err
+    )
     assert main(["plan", "--config", "my_task/recipe.yaml"]) == 0
     assert "recipe on 1xCPU, one process" in capsys.readouterr().out
     result = launch_job("says", tmp_path / "my_task", '["train", "--config", "recipe.yaml"]', num_processes=1)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "A group trains if 'has_letter' differs within it." in " ".join(result.stdout.split())
+    assert "A group is accepted if 'has_letter' differs between its completions." in " ".join(result.stdout.split())
     log = [json.loads(line) for line in (tmp_path / "my_task" / "outputs" / "log_history.jsonl").open()]
     assert [entry["step"] for entry in log if "eval_avg@4" in entry] == [0, 3, 6]
 

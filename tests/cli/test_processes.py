@@ -43,12 +43,12 @@ def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
         ("--accelerate_config multi_gpu", "8 processes"),  # as many as the file says
         ("--num_processes 2 --reward_funcs math.pie", "module 'math' has no 'pie'"),
         ("--num_processes 0", "`num_processes` must be a whole number of at least 1, got 0."),
-        ("--num_machines 2", "`num_machines=2` needs a `num_processes` that it divides, those of all together"),
+        ("--num_machines 2", "`num_machines=2` needs a `num_processes` of all machines together that it divides"),
         ("--num_machines 2 --num_processes 4", "`num_machines=2` needs a `machine_rank` from 0 to 1, got"),
         ("--num_machines 2 --num_processes 4 --machine_rank 1", "needs `main_process_ip`, the address of machine 0,"),
     ],
 )
-def test_a_mistake_is_told_once_before_any_process_starts(started, tmp_path, capfd, words, message):
+def test_a_mistake_is_reported_once_before_any_process_starts(started, tmp_path, capfd, words, message):
     assert main(["train", "--config", "smoke_cpu", "--output_dir", str(tmp_path / "out"), *words.split()]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("trl-dapo train: ")
@@ -58,13 +58,13 @@ def test_a_mistake_is_told_once_before_any_process_starts(started, tmp_path, cap
 
 
 @pytest.mark.parametrize("world_size", ["4", "", None])
-def test_the_environment_and_the_logging_are_restored_as_they_were_before_the_check(monkeypatch, world_size):
+def test_the_environment_and_the_logging_are_restored_after_the_check(monkeypatch, world_size):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if world_size is not None:
         monkeypatch.setenv("WORLD_SIZE", world_size)
     logging.disable(logging.INFO)
     try:
-        with suppress(KeyError), processes.believing_in(2):
+        with suppress(KeyError), processes.pretending_to_be_one_of(2):
             assert os.environ["WORLD_SIZE"] == "2"
             raise KeyError
         assert os.environ.get("WORLD_SIZE") == world_size
@@ -74,7 +74,7 @@ def test_the_environment_and_the_logging_are_restored_as_they_were_before_the_ch
 
 
 @pytest.mark.parametrize(("value", "is_launched"), [("0", True), ("", False), (None, False)])
-def test_an_empty_rank_is_no_launcher(monkeypatch, value, is_launched):
+def test_an_empty_rank_does_not_count_as_a_launcher(monkeypatch, value, is_launched):
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if value is not None:
@@ -83,9 +83,9 @@ def test_an_empty_rank_is_no_launcher(monkeypatch, value, is_launched):
 
 
 @pytest.mark.parametrize("world_size", ["", "0", "many"])
-def test_a_mistake_is_told_if_world_size_is_no_number_of_processes(monkeypatch, capsys, world_size):
+def test_a_mistake_is_reported_if_world_size_is_not_a_number_of_processes(monkeypatch, capsys, world_size):
     monkeypatch.setenv("WORLD_SIZE", world_size)
-    processes.tell_once("trl-dapo train: there is no such file.")
+    processes.print_once("trl-dapo train: there is no such file.")
     assert capsys.readouterr().err == "trl-dapo train: there is no such file.\n"
 
 
@@ -100,7 +100,7 @@ def test_machines_are_accelerates_to_launch_and_the_first_checks_for_all(started
     assert capfd.readouterr().err == ""
 
 
-def test_options_of_the_launcher_are_told_from_fields_of_the_same_name():
+def test_options_of_the_launcher_are_distinguished_from_fields_of_the_same_name():
     options = make_parser().launch_options
     assert {"num_processes", "num_machines", "machine_rank", "main_process_ip"} <= options.keys()
     words = ["--num_machines=2", "--machine-rank", "1", "--debug", "x", "--multi_gpu", "--tpu=False", "--tf32", "true"]
@@ -112,11 +112,13 @@ def test_options_of_the_launcher_are_told_from_fields_of_the_same_name():
 def test_a_process_that_was_launched_launches_no_others(monkeypatch, started, capsys):
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert main(["train", "--config", "smoke_cpu", "--num_processes", "2"]) == 2
-    assert "`--num_processes=2` is for the launcher, which has started this process" in capsys.readouterr().err
+    assert (
+        "`--num_processes=2` is an option of the launcher, which has started this process" in capsys.readouterr().err
+    )
     assert started == []
 
 
-def test_of_two_launched_processes_one_tells_a_mistake_of_both_and_each_its_own(tmp_path):
+def test_a_mistake_of_both_processes_is_reported_once_and_others_by_each_process(tmp_path):
     smoke = ["--config", str(find_recipe("smoke_cpu")), "--output_dir", str(tmp_path)]
     mistakes = {
         "of the data": [*smoke, "--dataset_name", "nowhere.jsonl"],
@@ -126,7 +128,7 @@ def test_of_two_launched_processes_one_tells_a_mistake_of_both_and_each_its_own(
     assert result.returncode == 0, result.stderr[-3000:]
     told = [line for line in result.stderr.splitlines() if line.startswith("trl-dapo train: ")]
     assert "nowhere.jsonl" in told[0]
-    assert "The training dataset holds 2 prompts" in told[1]
+    assert "The training dataset has 2 prompts" in told[1]
     assert told[2] == "trl-dapo train: the disk is full (process 1)"
     assert len(told) == 3
     assert "Traceback" not in result.stderr

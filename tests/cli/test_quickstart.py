@@ -51,7 +51,7 @@ def test_generated_tokens_are_counted_from_the_log_of_either_trainer():
     assert count_generated_tokens([{"step": 1, **tokens}, {"step": 2, "train_runtime": 1.0}]) == 700
 
 
-def test_nothing_is_said_about_sampling_and_a_step_of_grpo_trains_one_batch(tmp_path):
+def test_the_settings_of_dapo_have_default_sampling_and_a_step_of_grpo_trains_one_batch(tmp_path):
     changed = changed_settings(dapo_config(tmp_path, seed=42, num_steps=150))
     assert [name for name in changed if "sampling" in name] == []
     args = GRPOConfig(**training_settings(tmp_path, seed=42, num_steps=150))
@@ -107,13 +107,13 @@ def rollouts(tmp_path_factory):
     return [entry for entry in trainer.state.log_history if "reward" in entry]
 
 
-def test_with_the_defaults_alone_the_share_of_correct_completions_rises(rollouts):
+def test_with_default_settings_the_share_of_correct_completions_rises(rollouts):
     _, accuracy = series(rollouts, "task_accuracy")  # each prompt counted once, dropped ones included
     assert len(accuracy) == 40
     # Seeds 0 to 4 rise by 9, 21, 11, 12 and 19 points.
     assert statistics.mean(accuracy[-5:]) > statistics.mean(accuracy[:5]) + 0.05
 
 
-def test_with_the_defaults_alone_every_rollout_trains_a_full_batch(rollouts):
+def test_with_default_settings_every_rollout_trains_a_full_batch(rollouts):
     assert series(rollouts, "dynamic_sampling/groups_trained")[1] == [NUM_PROMPTS] * 40
-    assert sum(series(rollouts, "frac_reward_zero_std")[1]) > 0  # others were sampled in place of these
+    assert sum(series(rollouts, "frac_reward_zero_std")[1]) > 0  # these groups were replaced

@@ -65,7 +65,7 @@ def runs_on_a_cpu(recipe: Path) -> bool:
 
 
 def parse(recipe: Path, launched_on):
-    """What a recipe says, on as many processes as its header names."""
+    """Return the settings of a recipe, with the number of processes in its header."""
     launched_on(num_processes_of(recipe))
     return make_parser().parse_args_and_config(["--config", str(recipe), *ON_THE_CPU])
 
@@ -79,13 +79,13 @@ def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_
     assert training_args.output_dir == f"outputs/{recipe.stem}"
     # The first score to compare with is that of the model before training.
     assert training_args.eval_on_start == (training_args.eval_strategy != "no")
-    # A process on every GPU, and no GPU beside them; engines within a machine of eight.
+    # One process per GPU, and no further GPU. An engine fits into a machine with eight.
     (num_gpus,) = re.findall(r"^(any CPU|one GPU|\d+ GPUs)", read_header(recipe)["Hardware"])
     assert num_processes == {"any CPU": 1, "one GPU": 1}.get(num_gpus) or int(num_gpus.split()[0])
     assert num_processes % training_args.vllm_tensor_parallel_size == 0
     assert training_args.vllm_tensor_parallel_size <= min(8, num_processes)
     if not runs_on_a_cpu(recipe):
-        # A prompt of 1,024 tokens at the least fits beside the longest completion in the engine.
+        # A prompt of at least 1,024 tokens fits into the engine together with the longest completion.
         assert training_args.vllm_max_model_length >= training_args.max_completion_length + 1024
     if training_args.eval_strategy != "no":
         num_problems = launch_args.eval_dataset_limit or 30  # of AIME
@@ -94,9 +94,9 @@ def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_
 
 
 @each_recipe
-def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(recipe):
+def test_every_recipe_names_its_source_and_every_command_in_its_header_parses(recipe):
     header = read_header(recipe)
-    assert header.keys() >= {"Hardware", "Trains", "Needs", "Whose", "Changed", "Expected curve"}
+    assert header.keys() >= {"Hardware", "Trains", "Needs", "Source", "Changed", "Expected curve"}
     settings = yaml.safe_load(recipe.read_text())
     assert "--resume_from_checkpoint true" in header["Resume"]
     program, *words = shlex.split(header["Launch"].replace(",", " "))
@@ -153,9 +153,9 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("--use_peft true --lora_target_modules q", "`--lora_target_modules all-linear` names every linear layer of"),
+        ("--use_peft true --lora_target_modules q", "`--lora_target_modules all-linear`, which works for"),
         ("--tiny_model false", "`model_name_or_path` is not set"),
-        ("--eval_strategy steps --eval_steps 1", "needs `eval_dataset_name`"),
+        ("--eval_strategy steps --eval_steps 1", "needs a dataset to evaluate on. Set `eval_dataset_name`"),
         ("--resume_from_checkpoint nowhere", "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
         ("--model_init_kwargs {a:1}", "`model_init_kwargs` must be a mapping, got '{a:1}', which is not JSON (Expect"),
     ],
@@ -166,17 +166,17 @@ def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, mistake, problem
 
 
 @pytest.mark.parametrize(("word", "value"), [("True", "group"), ("False", "none"), ("false", "none")])
-def test_a_command_line_says_in_its_own_words_whether_rewards_are_scaled(word, value):
+def test_scale_rewards_can_be_given_as_text_on_a_command_line(word, value):
     _, training_args, _ = make_parser().parse_args_and_config(["--config", SMOKE, "--scale_rewards", word])
     assert training_args.scale_rewards == value
 
 
-def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, mistake):
+def test_the_error_for_a_gpu_recipe_without_a_gpu_says_what_can_run(monkeypatch, mistake):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
     error = mistake("--config", SMOKE, "--use_cpu", "false", "--bf16", "true")
-    assert "Without a GPU `--bf16 false` trains on the CPU" in error
-    assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.")
+    assert "add `--bf16 false`" in error
+    assert error.endswith("use `--config smoke_cpu`. `trl-dapo plan` shows what a recipe needs.")
 
 
 def write_problems(path: Path, first: int, num: int) -> str:
@@ -267,9 +267,9 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     cut = "4 rows x 4 micro-batches" if budget is None else f"16 rows in micro-batches of at most {budget} tokens"
     rollout = f"Rollout: 4 prompts x 4 completions = 16 rows = 1 process x {cut}; 2 optimizer steps of 2 prompts"
     assert rollout in output
-    # Of several rewards the first decides.
+    # If there are several rewards, the first one decides.
     decides = command[command.index("--reward_funcs") + 1].rpartition(".")[2]
-    assert f"A group trains if '{decides}' differs within it." in output
+    assert f"A group is accepted if '{decides}' differs between its completions." in output
     logs = logs_of(out, 2)
     assert [log["step"] for log in logs] == [1, 2]
     assert [log["frac_empty_steps"] for log in logs] == [0, 0]
@@ -285,9 +285,7 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     assert sorted(unmoved) == sorted(unread)
 
 
-def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(
-    tmp_path, monkeypatch, capfd
-):
+def test_sizes_in_prompts_are_the_same_with_two_processes_and_after_a_resume_with_one(tmp_path, monkeypatch, capfd):
     command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path)
     result = launch_job("launched", tmp_path, json.dumps(command), num_processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -309,7 +307,7 @@ def test_every_step_of_the_smoke_recipe_moves_the_weights(tmp_path, capsys):
     assert launch(["--config", SMOKE, "--output_dir", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert "Ended:     step 3 of 3" in said.out
-    assert "Each step moved the weights." in said.out
+    assert "Every step changed the weights." in said.out
     assert "fell short" not in said.out + said.err
     assert [log["frac_empty_steps"] for log in logs_of(tmp_path, 3)] == [0, 0, 0]
     before, after = (load_file(path / "model.safetensors") for path in (tmp_path / "tiny_model", tmp_path))
@@ -325,7 +323,7 @@ SBATCH = ROOT / "recipes" / "slurm" / "qwen2.5_32b_dapo.sbatch"
 def slurm(tmp_path):
     """Runs the batch script on eight machines that are not there; returns its status and what was started."""
     stubs = {
-        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7; else echo "$@" > requeued; fi',
+        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7\nelse echo "$@" > requeued; fi',
         # Drops its own options and runs the task of one machine.
         "srun": 'while [[ $1 == --* ]]; do echo "$1" >> steps; shift; done; SLURM_PROCID=3 exec "$@"',
         "accelerate": 'printf "%s\\0" "$@" > accelerate.argv; eval "$ACCELERATE_DOES"',

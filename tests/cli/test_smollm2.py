@@ -42,7 +42,7 @@ def test_two_steps_move_every_layer_and_the_score_is_told_before_and_after(tmp_p
     result = launch("says", tmp_path, json.dumps(command), num_processes=1, timeout=800)
     assert result.returncode == 0, result.stderr[-3000:]
     said = " ".join(result.stdout.split())
-    assert "A group trains if 'last_number_reward' differs within it." in said
+    assert "A group is accepted if 'last_number_reward' differs between its completions." in said
     assert "'bare_number_reward', 'soft_overlong_punishment' only shape the advantages." in said
     assert "Ended: step 2 of 2" in said
     log = [json.loads(line) for line in (tmp_path / "log_history.jsonl").read_text().splitlines()]

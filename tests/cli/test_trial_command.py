@@ -34,24 +34,24 @@ def test_a_recipe_is_tried_out_and_nothing_is_written(here, capsys):
 def test_a_run_that_does_not_fit_ends_with_status_1(here, monkeypatch, capsys):
     report = SimpleNamespace(fits=False)
     monkeypatch.setattr(DAPOTrainer, "trial", lambda trainer: report)
-    assert main(["train", "--config", "smoke_cpu", "--trial"]) == 1
+    assert main(["train", "--config", "smoke_cpu", "--trial"]) == 4
     assert list(here.iterdir()) == []
 
 
-def test_a_mistake_in_the_run_is_told_in_one_line(here, capsys):
+def test_a_mistake_in_the_run_is_reported_in_one_line(here, capsys):
     status = main(["train", "--config", "smoke_cpu", "--trial", "--overlong_buffer_length", "1000"])
     assert status == 2
     assert "overlong_buffer_length" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
-def test_a_trial_that_is_stopped_says_that_it_has_written_nothing(here, monkeypatch, capsys):
+def test_a_stopped_trial_says_that_nothing_was_written(here, monkeypatch, capsys):
     def stop(trainer):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(DAPOTrainer, "trial", stop)
     assert main(["train", "--config", "smoke_cpu", "--trial"]) == 130
-    assert capsys.readouterr().err.endswith("the trial was stopped. It has written nothing.\n")
+    assert capsys.readouterr().err.endswith("the trial was stopped. Nothing was written.\n")
     assert list(here.iterdir()) == []
 
 

@@ -1,8 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout ahead, with a scripted engine: what is asked for when, with which weights, and what comes of it.
+"""One rollout ahead, with a scripted engine: when completions are requested, with which weights, and what happens to
+them.
 
-The first rollout asks in one request of its own, which the main thread waits for; then each group has a request.
+The first rollout makes one request, for which the main thread waits. After that each group has a request of its own.
 """
 
 import datetime
@@ -21,12 +22,12 @@ from trl_dapo.settings.rules import check_rules
 
 @pytest.fixture
 def make(tiny_model, tmp_path):
-    """Makes a trainer with a stand-in for vLLM; the stand-in is its `client`."""
+    """Return a function that creates a trainer with a stand-in for vLLM, which is its `client`."""
     with stand_ins(tiny_model) as clients:
 
         def make(folder="run", reward=right, num_prompts=200, eval_dataset=None, **overrides):
             args = ahead_config(tmp_path / folder, **overrides)
-            dates = [datetime.date(2026, 1, 1 + i % 31) for i in range(num_prompts)]  # which JSON cannot hold
+            dates = [datetime.date(2026, 1, 1 + i % 31) for i in range(num_prompts)]  # JSON cannot store it
             data = prompts(num_prompts, on=dates, id=range(num_prompts))
             trainer = DAPOTrainer(tiny_model, reward, args, train_dataset=data, eval_dataset=eval_dataset)
             if clients:
@@ -50,7 +51,7 @@ SAVES = {"save_strategy": "steps", "save_steps": 2}
 
 
 def resume(make, folder, step=2, change=None, **settings):
-    """A run that goes on with another's checkpoint, perhaps with other settings, to its end."""
+    """Continue from the checkpoint of another run, optionally with other settings, to the end."""
     resumed = make(f"from {folder.name} {step}", **settings)
     if change is not None:
         change(resumed)
@@ -61,7 +62,7 @@ def resume(make, folder, step=2, change=None, **settings):
 
 @pytest.fixture
 def saved(make, tmp_path):
-    """The folder of a run whose checkpoint of its second step has a round in flight."""
+    """Folder of a run whose checkpoint of its second step has a round in flight."""
     make("ahead", **SAVES).train()
     return tmp_path / "ahead"
 
@@ -72,7 +73,7 @@ def after_training(trainer):
 
 
 def asked_for(trainer):
-    """The prompts of the first request."""
+    """Return the prompts of the first request."""
     return [number(trainer.client.tokenizer.decode(ids)) for ids in trainer.client.requests[0]["prompts"]]
 
 
@@ -80,7 +81,7 @@ def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-# ---- Which policy a row is of ----
+# ---- Which policy sampled a row ----
 
 
 def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch(make, tiny_model):
@@ -93,31 +94,31 @@ def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch
 
     watch_training(trainer, look)
     trainer.train()
-    # 7 prompts a round, of which 4 or 5 are solved and 4 train. The first rollout samples its own, the others' were
-    # sampled ahead; what was sampled ahead and is surplus is two rollouts old when it trains.
+    # 7 prompts per round, of which 4 or 5 are solved and 4 train. The first rollout samples its own round, the others
+    # are sampled ahead. Surplus that was sampled ahead trains two rollouts after it was sampled.
     assert {age for step, age in errors if step == 0} == {0}
     assert {age for step, age in errors if step > 0} == {1, 2}
     assert max(error for found in errors.values() for error in found) < 1e-4
     assert distance
-    assert max(distance) < 1e-4  # from the engine, as at their launch, though the policy has moved since
+    assert max(distance) < 1e-4  # from the engine, when they were sampled, although the policy has changed since
 
 
 def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
-    """Same prompts in the same order, same parameters; only the weights are older."""
+    """The same prompts in the same order with the same parameters; only the weights are staler."""
     both = [after_training(make(f"{num} ahead", temperature=0.9, rollouts_ahead=num)) for num in (1, 0)]
     ahead, in_turns = (trainer.client.requests[0] for trainer in both)
     assert ahead == in_turns
     for trainer in both:
         asked = trainer.client.asked
-        assert sorted(asked) == list(range(len(asked)))  # those of one round go out at once
+        assert sorted(asked) == list(range(len(asked)))  # those of one round are sent at once
         assert {(request["n"], request["temperature"]) for request in trainer.client.requests} == {(4, 0.9)}
 
 
-# ---- When it is asked for ----
+# ---- When completions are requested ----
 
 
 def hold_back(trainer):
-    """From now on, what is asked for ahead is answered only once the stand-in's gate is opened."""
+    """From now on, requests ahead are only answered once the stand-in's gate is opened."""
     submitted = trainer._ahead.submit
 
     def submit(requests):
@@ -131,7 +132,7 @@ def hold_back(trainer):
 
 
 def test_optimizer_steps_run_while_the_request_is_under_way(make):
-    """The answer is held back until a step has been made: a run that waited for it before would never end."""
+    """The answer is held back until a step has been made. A run that waited for it before would never end."""
     trainer, under_way = make(), []
 
     def open_gate(step):
@@ -141,7 +142,7 @@ def test_optimizer_steps_run_while_the_request_is_under_way(make):
     hold_back(trainer)
     trainer.add_callback(OnStep(open_gate))
     trainer.train()
-    assert under_way == [True, True, True, False]  # nothing is asked for behind the last
+    assert under_way == [True, True, True, False]  # nothing is requested after the last
 
 
 def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(make):
@@ -152,7 +153,7 @@ def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(m
         return right(completions)
 
     trainer = after_training(make(reward=reward, max_steps=5))  # the stand-in refuses a push during a request
-    # Before the first round and before each of the rounds asked for ahead but the first, whose weights are there.
+    # Before the first round and before each round ahead except the first, for which the weights are there.
     assert trainer.client.kinds == ["push", "generate"] * 4
     assert trainer.client.threads == [True] + [False] * 4 * 6
     assert scored_in == {threading.main_thread()}
@@ -160,15 +161,15 @@ def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(m
 
 def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make):
     trainer = after_training(make(batch_multiplier=1.0, max_steps=3))
-    # Of prompts 0 to 3 two are solved, of 4 to 7 three, of which one is carried; with it, three of 8 to 11 are enough.
-    # Of 12 to 15 two are solved: the third rollout samples one more round, with a push of its own.
+    # Two of prompts 0 to 3 are solved, and three of 4 to 7, of which one is carried. With it, three of 8 to 11 are
+    # enough. Two of 12 to 15 are solved: the third rollout samples one more round, with a push of its own.
     assert logged(trainer, "dynamic_sampling/rounds") == [2.0, 1.0, 2.0]
     assert trainer.client.kinds == ["push", "generate"] * 3
     # Two rounds of the first rollout, four groups ahead for each of the others, and the third's second round.
     assert trainer.client.threads == [True, True] + [False] * 8 + [True]
 
 
-TWO_STEPS = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}  # a rollout
+TWO_STEPS = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}  # per rollout
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_the_last_rollout_asks_for_nothing(make, settings, num_ahead):
 
 @pytest.mark.parametrize(("limit", "num_rollouts"), [(200, 2), (280, 3)])
 def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(make, tmp_path, limit, num_rollouts):
-    """Of 12 prompts 6 a rollout are drawn, and answered with 136 tokens; what is drawn ahead is not used up."""
+    """Each rollout draws 6 of 12 prompts, which are answered with 136 tokens. Completions ahead do not count yet."""
     settings = {"num_prompts": 12, **SAVES, "save_steps": 1, "max_steps": 9, "dynamic_sampling_memory": False}
     settings["max_tokens_generated"] = limit
     trainer = after_training(make(**settings))
@@ -205,7 +206,7 @@ def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
         push(metadata, named)
 
     def join(join=trainer._ahead.join):
-        trainer.client.gate.set()  # not before: until somebody waits for it the round is in flight
+        trainer.client.gate.set()  # not before: the round is in flight until the run waits for it
         join()
 
     trainer.client.update_named_params, trainer._ahead.join = spy, join
@@ -258,7 +259,7 @@ def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, t
     resumed = resume(make, tmp_path / "straight", **settings)
     assert torch.equal(weights(resumed), weights(straight))
     assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
-    # The answer is the checkpoint's: it was not asked for again.
+    # The answer is the checkpoint's: it was not requested again.
     assert sorted(resumed.client.asked) == sorted(straight.client.asked[-len(resumed.client.asked) :])
     assert resumed.client.kinds[0] == "push"
 
@@ -282,7 +283,7 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
 def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, saved, caplog):
     # With the memory prompts 3 and 6 would be skipped: none of their completions was correct.
     resumed = resume(make, saved, ignore_data_skip=True, dynamic_sampling_memory=False)
-    assert "sampled again" not in caplog.text  # nothing is wrong with the tokenizer
+    assert "sampled again" not in caplog.text  # the tokenizer is the same
     assert "other settings" not in caplog.text
     assert asked_for(resumed) == [0, 1, 2, 3, 4, 5]
 
@@ -297,12 +298,12 @@ def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, sa
 
     resumed = resume(make, saved, change=change_the_tokenizer)
     assert sorted(resumed.client.asked[:6]) == [12, 13, 14, 15, 16, 17]
-    assert logged(resumed, "overlap/groups_by_staleness/0")[2:] == [4.0, 0.0]  # of the policy that is there now
-    assert caplog.text.count("the tokenizer, the chat template or the dataset has changed") == 1
+    assert logged(resumed, "overlap/groups_by_staleness/0")[2:] == [4.0, 0.0]  # of the present policy
+    assert caplog.text.count("The tokenizer, the chat template or the dataset must have changed") == 1
 
 
 def answer_when_interrupted(trainer, attempt=1):
-    """Holds the answer back until the request is interrupted for that time. Returns what is called meanwhile."""
+    """Hold the answer back until the request has been interrupted this many times. Return the calls made meanwhile."""
     calls = []
 
     def interrupt():
@@ -331,11 +332,11 @@ def fail_at(step_to_fail, error):
     ids=["Ctrl-C", "exception", "goes out after its session was closed"],
 )
 def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error, attempt):
-    trainer, before = make(), {*threading.enumerate()}  # another test's may wait on
+    trainer, before = make(), {*threading.enumerate()}  # another test's may wait for it
     calls = answer_when_interrupted(trainer, attempt)
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
-        trainer.train()  # the answer would have been held back for ever
+        trainer.train()  # the answer would have been held back forever
     assert calls[:attempt] == [True] * attempt
     assert trainer.client.in_flight == 0
     assert "vllm-request" not in [thread.name for thread in {*threading.enumerate()} - before]
@@ -346,17 +347,20 @@ def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
     trainer.add_callback(stop)
     with pytest.raises(ValueError, match="stop"):
         trainer.train()
-    cancelled = sorted(trainer.client.asked[6:])  # behind those of the first rollout
+    cancelled = sorted(trainer.client.asked[6:])  # after those of the first rollout
     assert cancelled == [6, 7, 8, 9, 10, 11]
     trainer.remove_callback(stop)
     trainer.train()
     assert trainer.client.kinds == ["push", "generate"] * 4  # the second run begins with one
     assert sorted(trainer.client.asked[12:18]) == cancelled
-    assert logged(trainer, "overlap/groups_by_staleness/0")[-4:] == [4.0, 0.0, 0.0, 0.0]  # today's policy samples them
+    # the present policy samples them
+    assert logged(trainer, "overlap/groups_by_staleness/0")[-4:] == [4.0, 0.0, 0.0, 0.0]
 
 
 def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoint(make, tmp_path):
-    """The step that trained while the server was lost is in it; the fourth rollout's round is due then."""
+    """
+    The checkpoint includes the step that trained while the server was lost. The fourth rollout's round is due then.
+    """
     settings = {**SAVES, "save_steps": 3, "max_steps": 6, "vllm_server_base_url": "http://gpu-7:8000"}
     trainer = make(**settings)
     lose = OnStep(lambda step: step == 2 and setattr(trainer.client, "error", ConnectionError("connection refused")))
@@ -384,8 +388,8 @@ def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, t
 
 def test_groups_are_counted_by_age_and_clipping_too(make):
     trainer = after_training(make(batch_multiplier=1.75, max_steps=5))
-    # 7 prompts a round: 0 to 6 have 4 that are solved, 7 to 13 five, 14 to 20 five, 21 to 27 four, 28 to 34 five. The
-    # third round's rollout trains on one that was carried beside 4 of 5, and so does each behind it.
+    # 7 prompts per round: 0 to 6 have 4 that are solved, 7 to 13 five, 14 to 20 five, 21 to 27 four, 28 to 34 five.
+    # The rollout of the third round trains on one carried group and 4 of 5, and so does each after it.
     assert logged(trainer, "overlap/groups_by_staleness/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
     assert logged(trainer, "overlap/groups_by_staleness/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
     assert logged(trainer, "overlap/groups_by_staleness/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
@@ -455,7 +459,7 @@ SLEEPS = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "rollouts_ahe
 def test_an_engine_that_sleeps_is_awake_from_a_rollouts_first_round_to_its_last(make):
     trainer = after_training(make(**SLEEPS, dynamic_sampling_surplus="discard", batch_multiplier=1.0, max_steps=2))
     calls = trainer.vllm_generation.llm.calls
-    # Of prompts 0 to 3 two are solved, of 4 to 7 three: two rounds a rollout, one push.
+    # Two of prompts 0 to 3 are solved, and three of 4 to 7: two rounds per rollout, one push.
     rollout = ["wake weights", "push", "wake kv_cache", "generate", "generate", "sleep"]
     assert calls == ["sleep", *rollout, *rollout]
     assert trainer.vllm_generation._llm_weights_sleeping  # TRL's own next call would push
@@ -475,19 +479,19 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
     assert trainer.vllm_generation.enable_sleep_mode
 
 
-# ---- Asking for a few first ----
+# ---- First completions ----
 
 
 def test_what_is_asked_ahead_has_the_rest_of_partial_groups_and_the_first_completions_of_the_next(make, tiny_model):
     trainer = make(batch_multiplier=None, dynamic_sampling_screen="2", max_steps=5)
     errors = errors_of_old_logps(trainer, tiny_model)
     trainer.train()
-    # Each row by the policy that sampled it, though the first few of a group and its rest may be of two.
+    # Each row by the policy that sampled it, although the first completions of a group and its rest may have two.
     assert max(error for found in errors.values() for error in found) < 1e-4
     assert {age for _, age in errors} == {0, 1, 2}
     assert logged(trainer, "dynamic_sampling/groups_trained") == [4.0] * 5
     assert all(request["n"] == 2 for request in trainer.client.requests)
-    # Prompts 0, 3, 6, ... are asked for two completions, others for no more than four.
+    # Two completions are requested of prompts 0, 3, 6, ..., and at most four of the others.
     decode = trainer.client.tokenizer.decode
     asked = Counter(number(decode(ids)) for request in trainer.client.requests for ids in request["prompts"])
     assert {asked[i] for i in asked if i % 3 == 0} == {1}

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a completion ends, and which are cut off: by stops that are not the model's end tokens, on every engine."""
+"""The ends of completions, and which are cut off: stops that are not the model's end tokens, on every engine."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ def any_letter(completions, **kwargs):
 
 
 def loss_rows(trainer):
-    """The tokens in the loss of each row that trains, and how many tokens its rollout had room for."""
+    """The loss tokens of each row that trains, and how many tokens its rollout had room for."""
     rows = []
 
     def look(inputs):
@@ -41,7 +41,7 @@ def loss_rows(trainer):
 def test_nothing_behind_a_stop_is_in_the_loss_and_only_what_reached_the_limit_is_cut_off(
     tiny_model, tmp_path, dynamic, continuous
 ):
-    """The padding behind the stops of a batch was more than half of the loss tokens."""
+    """More than half of the loss tokens were padding after the stops of a batch."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     stops = [i for i in range(len(tokenizer)) if i % 3 == 0 and i not in tokenizer.all_special_ids]
     args = tiny_config(
@@ -71,7 +71,10 @@ def test_nothing_behind_a_stop_is_in_the_loss_and_only_what_reached_the_limit_is
 
 @pytest.fixture
 def without_end_tokens(monkeypatch):
-    """Engines that answer "right" or "wrong" and no end token, as where `stop` ended it, and to prompts of 7 more."""
+    """
+    Engines that answer "right" or "wrong" without an end token, as if `stop` ended it, and that cut off the answers to
+    prompts from 7 on.
+    """
 
     def text(prompt, i):
         if number(prompt) % 7 == 0:
@@ -108,7 +111,7 @@ ENGINES = {
 def test_what_a_stop_ended_is_not_cut_off_and_trains_under_overlong_filtering(
     tiny_model, tmp_path, without_end_tokens, settings
 ):
-    """It was filtered, all of it, with the advice to raise the limit."""
+    """It was filtered completely, with the advice to raise the limit."""
     common = {"generation_kwargs": STOPS, "overlong_filtering": True, "max_completion_length": LIMIT, "max_steps": 2}
     common |= {"log_groups": 100} if settings.get("use_dynamic_sampling", True) else {}
     if settings.get("rollouts_ahead"):
@@ -122,14 +125,14 @@ def test_what_a_stop_ended_is_not_cut_off_and_trains_under_overlong_filtering(
         evaluated = trainer.evaluate()
     texts = trainer._tokenizer.batch_decode(rows)
     assert {*texts} == {"right", "wrong"}
-    # Of prompts 0 to 3, the first is cut off at the limit.
+    # The first of prompts 0 to 3 is cut off at the limit.
     assert evaluated["eval_completions/clipped_ratio"] == 1 / 4
     assert evaluated["eval_completions/max_terminated_length"] == len(trainer._tokenizer("right")["input_ids"])
     for group in read_ledger(tmp_path).to_pylist() if trainer.args.use_dynamic_sampling else ():
         assert group["truncated"] == [number(group["prompt"]) % 7 == 0] * len(group["truncated"])
         assert (group["drop_reason"] == "masked") == all(group["truncated"])
     if not trainer.args.use_dynamic_sampling:
-        # Prompts 0 to 3 and 4 to 7: each has one whose completions are cut off, and these have no weight.
+        # Prompts 0 to 3 and 4 to 7: each batch has one whose completions are cut off, and these have no weight.
         assert len(rows) == 2 * 12
         assert [log["completions/clipped_ratio"] for log in trainer.state.log_history[:2]] == [1 / 4, 1 / 4]
 
@@ -168,5 +171,7 @@ def test_a_list_of_end_tokens_needs_a_trl_that_knows_of_several(tiny_model, tmp_
 def test_an_end_token_that_the_model_does_not_have_is_refused(tiny_model, tmp_path):
     vocab_size = AutoConfig.from_pretrained(tiny_model).vocab_size
     args = tiny_config(tmp_path, generation_kwargs={"eos_token_id": [5, vocab_size]})
-    with pytest.raises(ValueError, match=rf"names {vocab_size}, and the model's vocabulary has {vocab_size} tokens"):
+    with pytest.raises(
+        ValueError, match=rf"contains {vocab_size}, but the model's vocabulary has only {vocab_size} tokens"
+    ):
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))

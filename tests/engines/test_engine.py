@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that schedule completions themselves: rounds may be of any size. vLLM's tests are in `vllm_cpu`."""
+"""Engines that schedule completions themselves, so that rounds may be of any size. The tests with vLLM are in
+`vllm_cpu`.
+"""
 
 import pytest
 from helpers import ScriptedTrainer, letters, number, prompts, spy_on_training, tiny_config, weights
@@ -15,7 +17,7 @@ def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_mod
         tmp_path,
         use_transformers_continuous_batching=True,
         transformers_continuous_batching_config=settings,
-        batch_multiplier=2.0,  # 8 prompts a round, where the generation batch holds 4
+        batch_multiplier=2.0,  # 8 prompts per round, although the generation batch holds 4
         **PAPER,
         shuffle_dataset=False,
     )
@@ -32,10 +34,10 @@ def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_mod
     before = weights(trainer).clone()
     trainer.train()
     assert [len(round_) for round_ in sampled] == [32, 32]
-    # Of prompts 0 to 7, and then of 8 to 15, the first four that are no multiples of 3; 4 completions each.
+    # From prompts 0 to 7, and then from 8 to 15, the first four that are not multiples of 3; 4 completions each.
     for round_, trained, chosen in zip(sampled, (seen[:16], seen[16:]), ([1, 2, 4, 5], [8, 10, 11, 13]), strict=True):
         assert sorted(number(prompt) for prompt, *_ in trained) == [i for i in chosen for _ in range(4)]
-        # Every completion trains behind the prompt that it was sampled for.
+        # Every completion trains with the prompt for which it was sampled.
         assert all([prompt, completion] in round_ for prompt, completion, *_ in trained)
     assert (weights(trainer) - before).abs().max() > 1e-4
 
@@ -43,9 +45,9 @@ def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_mod
 def test_continuous_batching_is_refused_where_it_would_round_the_weights_that_train(tiny_model, tmp_path):
     data = {"train_dataset": prompts(40)}
     settings = {"use_transformers_continuous_batching": True, "bf16": True}
-    with pytest.raises(ValueError, match=r"`bf16=True` rounds the float32 weights that train to bfloat16"):
+    with pytest.raises(ValueError, match=r"`bf16=True` rounds the trained float32 weights to bfloat16"):
         DAPOTrainer(tiny_model, letters, tiny_config(tmp_path, **settings), **data)
-    # Weights in bfloat16 stay what they are.
+    # Weights in bfloat16 do not change.
     in_bfloat16 = {"model_init_kwargs": {"dtype": "bfloat16"}}
     DAPOTrainer(tiny_model, letters, tiny_config(tmp_path, **settings, **in_bfloat16), **data)
 
@@ -57,7 +59,9 @@ LOST, NO_FILE = ConnectionError(f"connection refused by {ADDRESS}"), FileNotFoun
 
 
 def lose(tiny_model, folder, error=LOST, use_vllm=True):
-    """Trains with a server, as far as its errors go: TRL wants vLLM to be installed before it makes such a trainer."""
+    """
+    Trains with a server, as far as errors are concerned. TRL requires vLLM to be installed to create such a trainer.
+    """
 
     def script(text, i):
         raise error
@@ -68,12 +72,12 @@ def lose(tiny_model, folder, error=LOST, use_vllm=True):
 
 
 def test_a_lost_server_is_named_with_the_last_complete_checkpoint_or_the_folder_that_holds_none(tiny_model, tmp_path):
-    with pytest.raises(RuntimeError, match=r" http://gpu-7:8000 .* start over: .* holds no checkpoint"):
+    with pytest.raises(RuntimeError, match=r" http://gpu-7:8000 .* start over, since .* has no checkpoint"):
         lose(tiny_model, tmp_path)
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    (tmp_path / "checkpoint-11").mkdir()  # was being written when the run before was killed
+    (tmp_path / "checkpoint-11").mkdir()  # it was being written when the earlier run was killed
     message = r" http://gpu-7:8000 .*refused by http://gpu-7:8000.* resume from .*checkpoint-10\.$"
     with pytest.raises(RuntimeError, match=message):
         lose(tiny_model, tmp_path)

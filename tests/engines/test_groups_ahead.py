@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Two rollouts ahead, with a scripted engine that serves LoRA adapters: groups arrive one by one, in any order."""
+"""Two rollouts ahead, with a scripted engine that serves LoRA adapters. Groups arrive one by one, in any order."""
 
 import math
 import threading
@@ -22,7 +22,9 @@ from trl_dapo.engines.server import ServerFault
 
 @pytest.fixture
 def make(tiny_model, tmp_path):
-    """Makes a trainer of an adapter, with a stand-in for vLLM's server; the stand-in is its `client`."""
+    """
+    Return a function that creates a trainer of an adapter, with a stand-in for vLLM's server, which is its `client`.
+    """
     with stand_ins(tiny_model) as clients:
 
         def make(folder="run", num_prompts=200, **overrides):
@@ -38,7 +40,7 @@ def make(tiny_model, tmp_path):
 
 
 def trained_prompts(trainer):
-    """The numbers of the prompts whose groups train, rollout by rollout."""
+    """Return the numbers of the prompts whose groups train, for each rollout."""
     trained, build = [], trainer._build_training_batch
 
     def spy(sampler, batch):
@@ -54,24 +56,24 @@ def in_one(rollouts):
 
 
 def solved(num):
-    """The first so many prompts that are ever solved: all but 0, 3, 6, ..."""
+    """Return the first `num` prompts that can be solved: all except 0, 3, 6, ..."""
     return [i for i in range(2 * num) if i % 3][:num]
 
 
 def hold(trainer, *numbers):
-    """Holds the answers to these prompts back, until the event that is returned is set."""
+    """Hold back the answers for these prompts until the returned event is set."""
     event = threading.Event()
     trainer.client.hold |= dict.fromkeys(numbers, event)
     return event
 
 
 def wait_for_the_others(trainer, num_held=1):
-    """Returns once all requests but so many have come to their end."""
+    """Return once all requests except this number have ended."""
     while len(trainer._ahead._calls._threads) > num_held:
         threading.Event().wait(0.001)
 
 
-# ---- Which policy a row is of, and in which order groups train ----
+# ---- Which policy sampled a row, and in which order groups train ----
 
 
 @pytest.mark.parametrize("settings", [{}, {"dynamic_sampling_memory": True}, {"steps_per_generation": 8}], ids=str)
@@ -82,13 +84,14 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
     assert all(error < 1e-4 for found in errors.values() for error in found)
     assert takes_two_steps or {age for step, age in errors if 2 <= step < 5} == {1, 2}
     num_rollouts, target = (4, 8) if takes_two_steps else (8, 4)
-    assert in_one(trainer.trained) == solved(num_rollouts * target)  # all that is solved, in the order of asking
+    assert in_one(trainer.trained) == solved(num_rollouts * target)  # all solved prompts, in the order of the requests
     by_age = [logged(trainer, f"overlap/groups_by_staleness/{age}") for age in range(3)]
-    assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts  # none is older than two
+    # no group is staler than two rollouts
+    assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts
 
 
 def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer_comes_first(make):
-    """Prompt 10 is the second rollout's, which has taken four groups before; its answer is the last of 21."""
+    """Prompt 10 belongs to the second rollout, which has received four groups before. Its answer is the last of 21."""
     early, late = after_training(make("early", max_steps=4)), make("late", max_steps=4)
     held, submit, came_first = hold(late, 10), late._ahead.submit, []
 
@@ -110,14 +113,17 @@ def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer
 
 def test_more_is_asked_for_at_a_rollouts_start_than_it_takes_and_nothing_behind_the_last(make):
     trainer = after_training(make(max_steps=4))
-    # One group in three is dropped: the eight of two rollouts are of twelve prompts, and nine are never too many.
+    # One group in three is dropped: twelve prompts give the eight groups of two rollouts, and nine groups are never
+    # too many.
     assert logged(trainer, "overlap/in_flight") == [9.0, 9.0, 3.0, 0.0]
     assert logged(trainer, "overlap/overflow") == [0.0] * 4
     assert logged(trainer, "dynamic_sampling/rounds")[:3] == [2.0, 1.0, 1.0]
 
 
 def test_a_group_that_is_not_due_is_not_waited_for_and_the_server_has_its_adapter_until_it_comes(make):
-    """Prompt 14 is asked for with the first rollout and is the third's. A run that waited before would never end."""
+    """
+    Prompt 14 is requested with the first rollout and trains in the third. A run that waited before would never end.
+    """
     trainer, under_way, served = make(max_steps=5), [], []
     held = hold(trainer, 14)
 
@@ -132,11 +138,12 @@ def test_a_group_that_is_not_due_is_not_waited_for_and_the_server_has_its_adapte
     trainer.train()
     assert under_way[:2] == [True, True]
     assert in_one(trainer.trained) == solved(20)
-    # The first is of the trainer's making. The second samples prompt 14, which is held until two steps are made.
+    # The first adapter exists since the trainer was created. The second samples prompt 14, which is held until two
+    # steps are made.
     assert served == [[2], [2, 3], [4], [5], [6]]
 
 
-# ---- Asking for a few first ----
+# ---- First completions ----
 
 
 @pytest.mark.parametrize("settings", [{}, {"dynamic_sampling_memory": True, "num_prompts": 24}], ids=str)
@@ -192,7 +199,7 @@ def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_
     first.add_callback(OnSave(2))
     first._ahead._close = held.set
     with pytest.raises(KeyboardInterrupt):
-        first.train()  # a checkpoint was written though two answers were still to come
+        first.train()  # a checkpoint was written although two answers had not arrived
     state = torch.load(tmp_path / "first/checkpoint-2/dapo_state_rank0.pt", weights_only=True)
     in_flight = [group["number"] for group in state["queue"]["groups"] if group["request"] is not None]
     answered = {*state["ahead"]["answers"]}
@@ -204,7 +211,8 @@ def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_
     resumed.train(resume_from_checkpoint=str(tmp_path / "first/checkpoint-2"))
     assert Counter(resumed.client.asked)[13] == Counter(resumed.client.asked)[16] == 1
     assert not {*resumed.client.asked} & answered
-    assert in_one(map(sorted, first.trained[:2] + resumed.trained)) == solved(20)  # none twice, none lost
+    # no group trains twice or is lost
+    assert in_one(map(sorted, first.trained[:2] + resumed.trained)) == solved(20)
     assert max(error for found in errors.values() for error in found) < 1e-4
     assert logged(resumed, "overlap/groups_by_staleness/0")[2] == 2.0  # prompts 13 and 16
 
@@ -225,7 +233,7 @@ def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(
 
 
 def answers_rubbish(trainer, num_times, to=10, says_nan=False):
-    """The first answers to a prompt are such that nothing can train on them; returns its requests."""
+    """The first answers for a prompt cannot be trained on. Return its requests."""
     generate, requests = trainer.client.generate, []
 
     def fail(prompts, **asked):
@@ -272,7 +280,7 @@ def test_a_request_that_ends_when_it_is_interrupted_is_interrupted_once(monkeypa
 
 
 def test_ctrl_c_with_hundreds_of_requests_open_ends_them_all():
-    calls, gate, order = Calls(most=200), threading.Event(), []
+    calls, gate, order = Calls(max_calls=200), threading.Event(), []
 
     def request(i):
         order.append(i)
@@ -285,14 +293,14 @@ def test_ctrl_c_with_hundreds_of_requests_open_ends_them_all():
         threading.Event().wait(0.001)
     assert calls.flush_seconds() > 0
     calls.cancel(gate.set)
-    assert sorted(order) == list(range(200))  # no more at a time, and in the order in which they were added
+    assert sorted(order) == list(range(200))  # no more at the same time, and in the order in which they were added
     assert [future.cancelled() for future in futures] == [False] * 200 + [True] * 300
     assert all(isinstance(future.exception(), ConnectionError) for future in futures[:200])
     assert {*threading.enumerate()} == before
 
 
 def test_calls_begin_in_the_order_in_which_they_were_added_and_one_that_fails_holds_none_up():
-    calls, order = Calls(most=1), []
+    calls, order = Calls(max_calls=1), []
 
     def request(i):
         order.append(i)
@@ -314,19 +322,21 @@ def test_calls_begin_in_the_order_in_which_they_were_added_and_one_that_fails_ho
     ("kind", "settings", "why"),
     [
         (str, {}, "the model has no adapter"),
-        (with_adapter, {"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` says so"),
+        (with_adapter, {"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` is set"),
     ],
     ids=["full", "merged"],
 )
 def test_weights_that_are_pushed_are_refused_with_the_reason(tiny_model, tmp_path, kind, settings, why):
     args = ahead_config(tmp_path, rollouts_ahead=2, batch_multiplier=None, **settings)
-    message = f"`rollouts_ahead=2` needs a LoRA adapter.*; but {why}. Change that.*, or set `rollouts_ahead=1`"
+    message = f"`rollouts_ahead=2` needs a LoRA adapter.*, because {why}. Change that.*, or set `rollouts_ahead=1`"
     with stand_ins(tiny_model), pytest.raises(ValueError, match=message):
         DAPOTrainer(kind(tiny_model), right, args, train_dataset=prompts(40))
 
 
 def test_a_server_that_samples_with_fewer_adapters_at_a_time_is_refused(make, monkeypatch):
     monkeypatch.setattr(StandIn, "max_loras", 1)
-    with pytest.raises(ValueError, match=r"three adapters at a time.*`--max-loras 1`.*Start it with `--max-loras 3`"):
+    with pytest.raises(
+        ValueError, match=r"three adapters at the same time.*`--max-loras 1`.*Start it with `--max-loras 3`"
+    ):
         make()
     make("one", rollouts_ahead=1)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which adapters vLLM can serve, and what is said or refused where it cannot. Served for real: `vllm_cpu`."""
+"""Adapters that vLLM can serve, and the messages if it cannot. The tests with a real vLLM are in `vllm_cpu`."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -54,7 +54,7 @@ def test_plain_and_rank_stabilized_lora_on_linear_layers_is_served(overrides):
         ({"target_modules": ["q_proj", "embed_tokens"]}, "embedding or the head"),
         ({"target_modules": ["q_proj", "lm_head"]}, "embedding or the head"),
         ({"init_lora_weights": "pissa"}, "`init_lora_weights='pissa'` changes the base"),
-        ({"r": 600}, "600 is above vLLM's largest, 512"),
+        ({"r": 600}, "600 is above 512, the largest that vLLM supports"),
     ],
     ids=str,
 )
@@ -80,11 +80,11 @@ def test_one_of_several_adapters_is_served_and_two_at_once_are_not():
 def test_weights_that_train_beside_the_adapter_are_named():
     both = adapted()
     both.get_input_embeddings().weight.requires_grad_()
-    assert "other weights than those of the adapter are trained" in why_not_served(both)
+    assert "weights that are not part of the adapter are trained" in why_not_served(both)
     assert "embed_tokens" in why_not_served(both)
 
 
-# The first weight that differs, in the order of files and of names in a file.
+# The first weight that differs, in the order of files and of the names in a file.
 @pytest.mark.parametrize(
     ("shards", "merged", "resized"),
     [
@@ -101,7 +101,7 @@ def test_a_base_that_was_changed_in_memory_is_told_from_its_checkpoint(tmp_path,
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     apart = get_peft_model(loaded, LoraConfig(r=4, init_lora_weights=False, target_modules="all-linear"))
     assert changed_weight(apart) is None
-    # As where an earlier adapter was merged into it.
+    # As if an earlier adapter had been merged into it.
     again = get_peft_model(apart.merge_and_unload(), LoraConfig(r=4, target_modules=["q_proj"]))
     assert changed_weight(again) == merged
     grown = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
@@ -113,12 +113,12 @@ def test_a_rank_takes_the_next_capacity_of_vllms():
     assert [max_lora_rank(rank) for rank in (1, 2, 8, 9, 64, 65, 512)] == [1, 8, 8, 16, 64, 128, 512]
 
 
-# ---- What is decided before vLLM is asked ----
+# ---- Decisions before vLLM starts ----
 
 
 @pytest.fixture
 def make(monkeypatch, tmp_path):
-    """An engine on a server that is never asked, where TRL's construction only notes that it ran."""
+    """An engine with a server that gets no requests, for which TRL's setup only records that it ran."""
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
     monkeypatch.setattr(vllm_generation.VLLMGeneration, "_init_vllm", lambda self: vars(self).update(merges=True))
 
@@ -147,7 +147,7 @@ def test_what_cannot_travel_or_has_a_base_that_was_changed_is_merged_and_one_lin
     first, second = said
     assert "merged" in first
     assert "`use_dora=True`" in first
-    assert f"`model.norm.weight` is not what {tmp_path / 'base'} has" in second
+    assert f"`model.norm.weight` differs from {tmp_path / 'base'}" in second
 
 
 @pytest.mark.parametrize("lora_sync", [None, "merge"])
@@ -169,7 +169,7 @@ def test_an_adapter_asked_for_by_hand_is_refused_where_it_cannot_travel(make, mo
 def test_a_quantized_model_is_not_merged(make, options, lora_sync):
     quantized = adapted(**options)
     quantized.base_model.model.is_loaded_in_4bit = True
-    with pytest.raises(ValueError, match="vLLM takes no weights merged into a quantized base"):
+    with pytest.raises(ValueError, match="vLLM does not accept weights that are merged into a quantized model"):
         make(quantized, lora_sync)
 
 
@@ -178,11 +178,11 @@ def test_the_engines_requests_may_take_as_long_as_those_of_the_settings(tmp_path
         assert grpo_trainer.VLLMGeneration.keywords["request_seconds"] == 90
 
 
-# ---- An engine in this process that sleeps, which none does on the CPU ----
+# ---- An engine in this process that sleeps, which engines on CPUs do not ----
 
 
 class Engine:
-    """Notes what it is told, in order."""
+    """Records its calls, in order."""
 
     def __init__(self, told, **kwargs):
         self.told, self.kwargs = told, kwargs
@@ -229,7 +229,7 @@ def test_a_sleeping_engine_keeps_its_base_and_wakes_without_a_push(monkeypatch, 
     engine.sync_weights()
     engine.generate([[3]], None, 1)
     engine.generate([[3]], None, 1)  # a second round
-    # Level 2 would lose the base, which nobody hands over again.
+    # Level 2 would discard the base model, which is not sent again.
     sampled = [("wake", "kv_cache"), ("generate", 2, 7.0), ("sleep", 1)]
     assert told == [
         *[("add", 1), ("sleep", 1)],
@@ -258,12 +258,12 @@ def test_why_a_server_cannot_get_the_adapter_is_said_without_its_user(tmp_path):
 
     served = {"lora_config": {"max_lora_rank": 8, "lora_dtype": "bfloat16"}, "model_config": {"model": "m"}}
     one, two = ({**served, "parallel_config": {"data_parallel_size": replicas}} for replicas in (1, 2))
-    assert generation(server_config=lambda: one)._ask_server()[0] is None
+    assert generation(server_config=lambda: one)._check_server()[0] is None
     for started, why in (
-        ({"lora_config": None}, "serves no adapters. "),
-        (two, "has 2 replicas, of which one would "),
+        ({"lora_config": None}, "does not serve adapters. "),
+        (two, "has 2 replicas, of which only one would "),
     ):
-        found, _ = generation(server_config=lambda started=started: started)._ask_server()
+        found, _ = generation(server_config=lambda started=started: started)._check_server()
         assert found.startswith(f"the vLLM {SHOWN}{why}")
     made = generation()
     made._adapter_root, made._serve = tmp_path / "adapters", refuse
@@ -272,7 +272,7 @@ def test_why_a_server_cannot_get_the_adapter_is_said_without_its_user(tmp_path):
     client = object.__new__(server.BoundClient)
     client.base_url = ADDRESS
     client.session = SimpleNamespace(get=lambda *args, **kwargs: SimpleNamespace(status_code=404))
-    with pytest.raises(RuntimeError, match=f"{SHOWN}does not say how it was started"):
+    with pytest.raises(RuntimeError, match=f"{SHOWN}does not report how it was started"):
         client.server_config()
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a server that hangs, fails or is given up, over real sockets."""
+"""Requests to a server that hangs, fails or is abandoned, over real sockets."""
 
 import contextlib
 import json
@@ -31,8 +31,10 @@ OK = (200, "{}")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers each path with the next of the server's `answers`, (status, text), and goes on with the last; `None`
-    hangs until the test ends, and a function answers itself."""
+    """
+    Answer each path with the next of the server's `answers`, (status, text), and repeat the last one. `None` hangs
+    until the test ends, and a function answers itself.
+    """
 
     def answer(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -61,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def drips(handler, text=b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", at_once=0):
-    """Answers a byte at a time, the first `at_once` without a pause."""
+    """Answer one byte at a time, the first `at_once` without a pause."""
     for i, byte in enumerate(text + 1000 * b" "):
         if i >= at_once and handler.server.over.wait(0.02):
             return
@@ -79,7 +81,7 @@ def stops_in_its_headers(handler):
 
 
 def breaks_off(handler):
-    """Resets the connection in the middle of an answer."""
+    """Reset the connection in the middle of an answer."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
     handler.wfile.flush()
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -88,7 +90,7 @@ def breaks_off(handler):
 
 @pytest.fixture(autouse=True)
 def without_vllm(monkeypatch):
-    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *args, **kwargs: True)  # a client needs none of it
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *args, **kwargs: True)  # a client does not need it
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def server():
 
 
 def session_with(timeout):
-    """As TRL's client makes it, but for the pauses between its retries."""
+    """A session as TRL's client creates it, but without pauses between retries."""
     session = requests.Session()
     session.trust_env = False
     retries = Retry(total=5, connect=5, read=5, status=3, status_forcelist=[503], allowed_methods=["POST"])
@@ -118,7 +120,7 @@ def session_with(timeout):
 
 @contextlib.contextmanager
 def under_way(session, server):
-    """A request that the server has, and has not answered."""
+    """A request that the server has received and not answered."""
     with ThreadPoolExecutor(1) as executor:
         call = executor.submit(session.post, f"{server.url}/", json={})
         assert server.was_asked.acquire(timeout=30)
@@ -134,7 +136,7 @@ def test_a_server_that_does_not_answer_in_time_is_given_up_and_not_asked_again(s
     server.answers["/"] = [answer, OK]
     with pytest.raises(requests.exceptions.ReadTimeout):
         session.post(f"{server.url}/", json={})
-    assert server.was_asked.acquire(timeout=30)  # late itself, it may yet have to read it
+    assert server.was_asked.acquire(timeout=30)  # it is late itself, but may still have to read the answer
     assert len(server.asked) == 1
 
 
@@ -168,7 +170,7 @@ def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_aga
 
 @pytest.mark.parametrize("answer", [None, drips_behind_its_headers])
 def test_what_is_ended_with_a_request_that_was_late_is_late_too(server, answer):
-    """Of many requests the first that is waited for need not be the first whose time is up."""
+    """The first of many requests that is waited for may not be the first one whose time is up."""
     session = session_with(1000.0)
     server.answers["/"] = [answer, drips]
     with under_way(session, server) as call:
@@ -178,11 +180,11 @@ def test_what_is_ended_with_a_request_that_was_late_is_late_too(server, answer):
             call.result(timeout=30)
 
 
-# ---- TRL's client and ours, and a server's bad days ----
+# ---- TRL's client and ours, and server failures ----
 
 
 class InNoGroup(VLLMClient):
-    """TRL's client, whose group for weights needs a GPU."""
+    """TRL's client without the group for weights, which needs a GPU."""
 
     def init_communicator(self, device):
         pass
@@ -217,7 +219,7 @@ CHOICE = {"prompt_token_ids": [3], "token_ids": [5, 6], "logprobs": LOGPROBS}
 
 
 def beside_a_whole_one(**changes):
-    """An answer of two completions, of which the second is whole but for `changes`."""
+    """An answer with two completions. The first is complete, and the second is complete except for `changes`."""
     return 200, json.dumps({"choices": [CHOICE, CHOICE | changes]})
 
 
@@ -237,31 +239,40 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((200, "<html>"), "answered with text that is not JSON"),
-        ((200, "[]"), "answered 0 completions where 2 were requested"),
-        ((200, json.dumps({"choices": [CHOICE]})), "answered 1 completions where 2 were requested"),
-        (beside_a_whole_one(token_ids=[]), "answered 0 tokens with 2 log-probabilities"),
-        (beside_a_whole_one(logprobs=None), "answered 2 tokens with 0 log-probabilities"),
-        (logprobs_with(token_logprobs=[-1.0]), "answered 2 tokens with 1 log-probabilities"),
-        (logprobs_with(top_logprobs=[{}]), "answered 2 tokens with 1 log-probabilities"),
-        (logprobs_with(token_logprobs=[-1.0, -9999.0]), "gave a token that it sampled the log-probability -9999"),
-        (logprobs_with(token_logprobs=[math.nan, 0.5]), "gave a token that it sampled the log-probability 0.5"),
-        # What TRL trains on, where it names the token.
-        (logprobs_with(top_logprobs=[{}, {"token_id:6": -9999.0}]), "gave a token .* the log-probability -9999"),
-        (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "gave a token .* the log-probabilities -2 and -30"),
-        (logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]), "named 2 tokens where it sampled 6"),
-        (ids_with(6, name="token_id:7"), "named token_id:7 where it sampled 6"),
-        (ids_with(8), "answered 8, which is not a token of 8"),
-        (ids_with(-1), "answered -1, which is not a token of 8"),
-        (ids_with("6"), "answered '6', which is not a token of 8"),
-        (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than the request's"),
+        ((200, "<html>"), "sent an answer that is not JSON"),
+        ((200, "[]"), "returned 0 completions, but 2 were requested"),
+        ((200, json.dumps({"choices": [CHOICE]})), "returned 1 completions, but 2 were requested"),
+        (beside_a_whole_one(token_ids=[]), "returned 0 tokens with 2 log-probabilities"),
+        (beside_a_whole_one(logprobs=None), "returned 2 tokens with 0 log-probabilities"),
+        (logprobs_with(token_logprobs=[-1.0]), "returned 2 tokens with 1 log-probabilities"),
+        (logprobs_with(top_logprobs=[{}]), "returned 2 tokens with 1 log-probabilities"),
+        (logprobs_with(token_logprobs=[-1.0, -9999.0]), "returned the log-probability -9999 for a token"),
+        (logprobs_with(token_logprobs=[math.nan, 0.5]), "returned the log-probability 0.5 for a token"),
+        # TRL trains with this value if it names the token.
+        (logprobs_with(top_logprobs=[{}, {"token_id:6": -9999.0}]), "returned the log-probability -9999 for a token"),
+        (
+            logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]),
+            "returned the log-probabilities -2 and -30 for a token",
+        ),
+        (
+            logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]),
+            "returned log-probabilities of 2 tokens for the sampled token 6",
+        ),
+        (ids_with(6, name="token_id:7"), "returned log-probabilities of token_id:7 for the sampled token 6"),
+        (ids_with(8), "returned 8, which is not a token of a vocabulary of 8"),
+        (ids_with(-1), "returned -1, which is not a token of a vocabulary of 8"),
+        (ids_with("6"), "returned '6', which is not a token of a vocabulary of 8"),
+        (beside_a_whole_one(prompt_token_ids=[4]), "returned completions of another prompt than the requested one"),
         (
             beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS),
-            "answered 5 tokens where at most 4 were requested",
+            "returned 5 tokens, but at most 4 were requested",
         ),
-        ((200, json.dumps({"choices": [CHOICE, None]})), r"answered in another form than vLLM's \(TypeError"),
-        ((200, json.dumps({"choices": [CHOICE, {}]})), r"answered in another form .*'prompt_token_ids'"),
-        ((400, "too long"), r"did not take a request \(Request failed: 400, too long\)"),
+        (
+            (200, json.dumps({"choices": [CHOICE, None]})),
+            r"sent an answer that does not have vLLM's format \(TypeError",
+        ),
+        ((200, json.dumps({"choices": [CHOICE, {}]})), r"sent an answer that does not have .*'prompt_token_ids'"),
+        ((400, "too long"), r"refused a request \(Request failed: 400, too long\)"),
         ((500, "no"), "is gone"),
     ],
     ids=lambda value: str(value)[:40],
@@ -289,7 +300,7 @@ def test_a_whole_answer_is_trls(server):
 
 
 def completes_within_12(handler):
-    """Completes a prompt of n tokens by the token n % 8, as often as it is asked to, in a context of 12 tokens."""
+    """Complete a prompt of n tokens with repetitions of the token n % 8, in a context of 12 tokens."""
     prompts, max_tokens = handler.body["prompt"], handler.body["max_tokens"]
     choices = []
     for ids in prompts:
@@ -309,7 +320,7 @@ def test_behind_tool_calls_a_prompt_is_asked_for_the_tokens_that_the_context_has
     server.answers |= {"/v1/models": [(200, json.dumps(models))], "/v1/completions": [completes_within_12]}
     client = client_of(server)
     prompts = [[3] * length for length in (8, 3, 12, 6, 8)]
-    with pytest.raises(ServerFault, match="did not take a request"):  # a first turn has the room that was set
+    with pytest.raises(ServerFault, match="refused a request"):  # a first turn has the room that was set
         client.generate(prompts, n=1, max_tokens=6)
     client.in_tool_turns = True
     for some in ([9], [9, 10]):
@@ -336,7 +347,7 @@ def test_a_server_that_was_started_again_has_not_the_weights_that_it_was_sent(se
     client = client_of(server)
     client.init_communicator(device=0)
     assert len(client.generate([[3]], n=2, max_tokens=4)["completion_ids"]) == 2
-    with pytest.raises(RuntimeError, match=f"{server.url} was started again .*start over"):
+    with pytest.raises(RuntimeError, match=f"{server.url} was restarted .*start over"):
         with naming_lost_server(args):
             client.generate([[3]], n=2, max_tokens=4)
 
@@ -371,7 +382,7 @@ def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(s
     server.answers["/v1/load_lora_adapter"] = [(500, "out of memory")]
     args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
     client = client_of(server, AdapterClient)
-    with pytest.raises(RuntimeError, match=f"{server.url} does not take the adapter: out of memory.*start over"):
+    with pytest.raises(RuntimeError, match=f"{server.url} refused the adapter: out of memory.*start over"):
         with naming_lost_server(args):
             client.serve_adapter("trl-policy-v1", tmp_path)
 
@@ -390,7 +401,7 @@ def test_a_request_that_failed_unloads_nothing(server, tmp_path):
     """The server may hang, and Ctrl-C must not wait for it."""
     client = client_of(server, AdapterClient)
     for version in (1, 2):
-        client._in_flight["v1"] += version == 1  # as if a round of it were under way
+        client._in_flight["v1"] += version == 1  # as if a round of it were in progress
         client.serve_adapter(f"v{version}", tmp_path / f"v{version}")
     client._in_flight.clear()
     server.answers["/v1/completions"] = [(400, "no")]

@@ -43,14 +43,14 @@ def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsy
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
     assert "+50.0 [" in printed
     assert "all equal" not in printed
-    assert "1 problems gained: +50.0 points of avg@2." in printed
-    assert "With fewer than 30 problems an interval is only a hint" in printed
-    assert "0 problems lost: +0.0 points" in printed
+    assert "1 problems better: +50.0 points of avg@2." in printed
+    assert "With fewer than 30 problems an interval is only approximate" in printed
+    assert "0 problems worse: +0.0 points" in printed
     assert run_compare(tmp_path / "base", tmp_path / "trained", "--json") == 0
     assert json.loads(capsys.readouterr().out) == compare(tmp_path / "base", tmp_path / "trained")
 
 
-def test_models_that_do_not_differ_are_said_to_be_equal_so_far(serve, tmp_path, problems_file, capsys, monkeypatch):
+def test_equal_evaluations_are_reported_as_equal_so_far(serve, tmp_path, problems_file, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     server = serve(lambda body: "Answer: 2")
     for name in ("base", "trained"):
@@ -61,7 +61,7 @@ def test_models_that_do_not_differ_are_said_to_be_equal_so_far(serve, tmp_path, 
     assert "+0.0 [+0.0, +0.0]" not in printed
     assert "unclear" not in printed
     assert printed.count("all equal") == 3 + 1
-    assert "all equal: no problem differs" in printed
+    assert "all equal: no evaluated problem differs" in printed
 
 
 def test_a_long_source_is_broken_and_a_number_never_and_up_to_half_a_point_more_is_unclear():
@@ -78,7 +78,7 @@ def test_a_long_source_is_broken_and_a_number_never_and_up_to_half_a_point_more_
     assert "\nother " in printed
 
 
-def test_a_difference_between_two_tenths_is_rounded_alike_wherever_it_is_told():
+def test_a_difference_between_two_tenths_is_always_rounded_in_the_same_way():
     # 20 of 80 problems gain 0.35: 8.75 points, which the sum of shares misses by its last bits.
     gained = [{"id": str(i), "source": "a", "base": 0.0, "trained": 0.35, "difference": 0.35} for i in range(20)]
     difference = {"mean": 0.0875, "low": 0.05, "high": -0.00001}
@@ -89,7 +89,7 @@ def test_a_difference_between_two_tenths_is_rounded_alike_wherever_it_is_told():
     commands.print_comparison({**change, "metrics": metrics, "gained": gained, "lost": []}, console)
     said = console.file.getvalue()
     assert "+8.8 [+5.0, +0.0]" in said
-    assert "20 problems gained: +8.8 points of avg@4." in said
+    assert "20 problems better: +8.8 points of avg@4." in said
 
 
 def test_without_stated_answers_there_is_no_maj_at_k_in_the_table_nor_in_a_comparison(serve, tmp_path, capsys):
@@ -176,7 +176,7 @@ def test_problems_are_paired_by_id_not_by_position(serve, tmp_path):
     ("numbers", "k", "message"),
     [
         ([1, 2, 4, 5], 2, r"1 only in `.*base` \(ids id3\) and 2 only in `.*trained` \(ids id4, id5\)"),
-        ([1, 2, 3], 4, r"has 2 completions a problem and .* has 4"),
+        ([1, 2, 3], 4, r"has 2 completions per problem, but .* has 4"),
     ],
 )
 def test_evaluations_of_other_problems_or_another_k_are_not_compared(serve, tmp_path, numbers, k, message):
@@ -187,8 +187,8 @@ def test_evaluations_of_other_problems_or_another_k_are_not_compared(serve, tmp_
         compare(tmp_path / "base", tmp_path / "trained")
 
 
-def test_what_is_no_summary_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. The folder is not the `output_dir` of an eval"):
+def test_the_error_for_a_file_that_is_not_a_summary_names_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. Name the `output_dir` of an eval"):
         compare(tmp_path, tmp_path)
     (tmp_path / "completions.jsonl").touch()
     with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. The evaluation has not ended"):
@@ -214,7 +214,7 @@ def test_what_is_no_summary_is_named(tmp_path):
     ],
     ids=str,
 )
-def test_a_summary_that_lacks_what_is_compared_is_named(tmp_path, changed):
+def test_the_error_for_an_incomplete_summary_names_it(tmp_path, changed):
     summary = {"settings": {"k": 2, "model": "m"}, "scorer": "paper", "problems": [PROBLEM]}
     whole, other = tmp_path / "whole.json", tmp_path / "other.json"
     whole.write_text(json.dumps(summary))

@@ -77,7 +77,7 @@ def test_a_completion_ends_with_its_end_token_which_counts(loaded, tmp_path):
     assert (summary["mean_length"], summary["truncated"]) == (6.0, 0.5)
 
 
-def test_a_model_in_training_is_evaluated_without_dropout_and_sampled_as_asked(loaded, tmp_path):
+def test_a_model_in_training_mode_is_evaluated_without_dropout(loaded, tmp_path):
     seen, (model, tokenizer) = [], loaded
     model = Echo(model, lambda prompt_ids: seen.append(model.training) or [3])
     model.train()
@@ -115,7 +115,7 @@ def test_sampling_settings_that_come_with_a_model_have_no_say(loaded, tmp_path):
     assert model.training
 
 
-def test_an_evaluation_leaves_the_random_numbers_of_the_program_alone(tiny_model, tmp_path):
+def test_an_evaluation_does_not_change_the_random_numbers_of_the_program(tiny_model, tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -135,17 +135,17 @@ def test_an_interrupted_evaluation_here_ends_like_an_unbroken_one(tiny_model, tm
 
 def test_more_tokens_than_the_model_is_made_for_are_a_warning(tiny_model, loaded, tmp_path, caplog):
     here(tiny_model, sums(1), tmp_path / "short", k=1)
-    assert "is made for" not in caplog.text
+    assert "the model's context" not in caplog.text
     model, tokenizer = loaded
     echo = Echo(model, lambda prompt_ids: [tokenizer.eos_token_id])
     here(echo, sums(1), tmp_path / "long", k=1, max_completion_length=2046, processing_class=tokenizer)
-    assert "come to 2049 tokens, the model is made for 2048" in caplog.text
+    assert "2049 tokens, which is more than the model's context of 2048" in caplog.text
 
 
 def test_messages_need_a_chat_template(loaded, tmp_path):
     model, tokenizer = loaded
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match=r"has no chat template.*give prompts that are text"):
+    with pytest.raises(ValueError, match=r"has no chat template.*use prompts of plain text"):
         here(model, mixed_prompts(1), tmp_path, processing_class=tokenizer)
     summary = here(model, sums(1), tmp_path / "plain", k=1, processing_class=tokenizer)  # the way out that is named
     assert summary["num_problems"] == 1
@@ -157,7 +157,7 @@ def test_without_vllm_its_engine_says_what_to_do(tiny_model, tmp_path, monkeypat
         here(tiny_model, sums(1), tmp_path, engine="vllm")
 
 
-def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_model, loaded, vllm, tmp_path):
+def test_vllm_gets_all_requests_at_once_and_completes_them_in_any_order(tiny_model, loaded, vllm, tmp_path):
     class Engine:
         def __init__(self):
             self.waiting = []
@@ -202,7 +202,7 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
 
 
 @pytest.mark.usefixtures("vllm")
-def test_vllm_takes_no_adapter(tmp_path):
+def test_vllm_refuses_an_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"is an adapter\. Merge it into its model first"):
+    with pytest.raises(ValueError, match=r"is an adapter, .* Merge it into its model first"):
         here(tmp_path, sums(1), tmp_path / "eval", engine="vllm")

@@ -51,7 +51,7 @@ def test_an_answer_is_utf_8_whatever_it_is_declared_to_be():
     response = server_engine.httpx2.Response(200, headers={"Content-Type": "a/b; charset=latin-1"}, content=answer)
     server = server_engine._Server("http://server/v1", "tiny", SamplingSettings(1.0, 1.0, 0, 8), 1.0, 0)
     server._client = types.SimpleNamespace(post=lambda *args, **kwargs: response)
-    assert server.ask(Job("a", 0, "1+1", 0)).text == "½ + 1½ = 2"
+    assert server.request(Job("a", 0, "1+1", 0)).text == "½ + 1½ = 2"
 
 
 def test_an_api_key_is_sent_without_its_line_break_and_refused_if_no_header_can_hold_it(serve, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_an_api_key_is_sent_without_its_line_break_and_refused_if_no_header_can_
     ask(server, sums(1), tmp_path / "stripped", k=1)
     assert server.requests[0][1]["Authorization"] == "Bearer secret"
     monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
-    with pytest.raises(ValueError, match="OPENAI_API_KEY in the environment is not an API key") as error:
+    with pytest.raises(ValueError, match="The environment variable OPENAI_API_KEY is not an API key") as error:
         ask(server, sums(1), tmp_path / "refused", k=1)
     assert "sec" not in str(error.value)
 
@@ -102,22 +102,20 @@ def test_a_request_that_fails_is_made_again(serve, tmp_path, failure):
 
 @pytest.mark.parametrize(
     ("status", "message", "num_requests"),
-    [(400, r"refuses .* 400 .*context is 4096", 1), (500, r"asked 3 times\): 500 .*context is 4096", 3)],
+    [(400, r"refused .* 400 .*context is 4096", 1), (500, r"in 3 attempts: 500 .*context is 4096", 3)],
 )
-def test_a_refusal_is_no_failure_to_retry_and_a_failure_is_as_often_as_asked(
-    serve, tmp_path, status, message, num_requests
-):
+def test_a_refused_request_is_not_retried_and_a_failed_one_is(serve, tmp_path, status, message, num_requests):
     server = serve(lambda body: (status, {"error": "the context is 4096"}))
     with pytest.raises(ConnectionError, match=message) as error:
         ask(server, sums(1), tmp_path, concurrency=1, num_retries=2)
-    assert "0 of 4 completions are in" in str(error.value)
+    assert "0 of 4 completions are stored in" in str(error.value)
     assert len(server.requests) == num_requests
 
 
-def test_the_user_of_a_servers_address_is_asked_with_and_not_told(serve, tmp_path, capfd):
+def test_the_user_in_a_url_is_sent_but_not_part_of_messages(serve, tmp_path, capfd):
     server = serve(lambda body: (400, {"error": "no"}))
     there = types.SimpleNamespace(url=server.url.replace("://", "://planted:pa55word@"))
-    with pytest.raises(ConnectionError, match="refuses a request with 400") as error:
+    with pytest.raises(ConnectionError, match="refused a request with 400") as error:
         ask(there, sums(1), tmp_path, k=1)
     assert server.requests[0][1]["Authorization"].startswith("Basic ")
     left = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
@@ -125,14 +123,14 @@ def test_the_user_of_a_servers_address_is_asked_with_and_not_told(serve, tmp_pat
 
 
 @pytest.mark.parametrize("status", [401, 500])
-def test_what_a_server_says_of_a_key_or_of_another_address_is_told_without_them(serve, tmp_path, monkeypatch, status):
+def test_messages_of_a_server_are_quoted_without_keys_and_users(serve, tmp_path, monkeypatch, status):
     monkeypatch.setenv("OPENAI_API_KEY", "planted-key")
     server = serve(lambda body: (status, {"error": "no key planted-key for http://inner:pa55word@gpu-8/v1"}))
     with pytest.raises(ConnectionError, match=r"no key \[left out\] for http://gpu-8/v1"):
         ask(server, sums(1), tmp_path, k=1, num_retries=0)
 
 
-def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(serve, tmp_path, monkeypatch):
+def test_a_refused_request_ends_retries_of_others_and_keeps_their_completions(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(server_engine, "_FIRST_DELAY", 1e6)
     all_are_under_way, is_refused = threading.Barrier(3), threading.Event()
 
@@ -148,7 +146,7 @@ def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(
         return "Answer: 4"
 
     server = serve(script)
-    with pytest.raises(ConnectionError, match=r"refuses a request with 400 .* 1 of 3 completions are in"):
+    with pytest.raises(ConnectionError, match=r"refused a request with 400 .* 1 of 3 completions are stored in"):
         ask(server, sums(3), tmp_path, k=1)
     assert len(server.requests) == 3
 
@@ -161,8 +159,8 @@ def test_the_delays_double_up_to_a_minute(serve, monkeypatch):
     asking = server_engine._Server(server.url, "tiny", sampling, request_timeout=60, num_retries=9)
     delays = []
     asking.is_given_up = types.SimpleNamespace(wait=delays.append)
-    with pytest.raises(ConnectionError, match="asked 10 times"):
-        asking.ask(server_engine.Job("id", 0, "1+1", 0))
+    with pytest.raises(ConnectionError, match="in 10 attempts"):
+        asking.request(server_engine.Job("id", 0, "1+1", 0))
     assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
@@ -176,8 +174,8 @@ def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path)
     server = serve(script)
     with pytest.raises(ConnectionError) as error:
         ask(server, sums(4), tmp_path, num_retries=2)
-    assert re.match(re.escape(f"{server.url} does not answer (asked 3 times): "), str(error.value))
-    assert "5 of 16 completions are in" in str(error.value)
+    assert re.match(re.escape(f"{server.url} did not return a completion in 3 attempts: "), str(error.value))
+    assert "5 of 16 completions are stored in" in str(error.value)
     assert not (tmp_path / "summary.json").exists()
     again = serve(lambda body: "Answer: 2")
     summary = ask(again, sums(4), tmp_path)
@@ -207,7 +205,7 @@ def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
 
 @pytest.mark.parametrize("content", [None, "\n\n"])
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(serve, tmp_path, caplog, field, content):
+def test_a_server_that_separates_reasoning_from_an_empty_text_gives_a_warning(serve, tmp_path, caplog, field, content):
     def script(body):
         message = {"role": "assistant", "content": content, field: "1 and 1 make 2"}
         return 200, {"choices": [{"message": message, "finish_reason": "length"}]}
@@ -215,12 +213,12 @@ def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(ser
     assert ask(serve(script), mixed_prompts(2), tmp_path, max_completion_length=77)["metrics"]["avg@4"]["mean"] == 0.0
     # One line, not one a completion.
     (record,) = [record for record in caplog.records if "reasoning" in record.getMessage()]
-    assert "has put what the model wrote into `reasoning_content`, which is not scored" in record.getMessage()
+    assert "put what the model wrote into `reasoning_content`. Only the text is scored" in record.getMessage()
     assert "--reasoning-parser" in record.getMessage()
     assert "`max_completion_length`, which is 77" in record.getMessage()
 
 
-def test_reasoning_beside_an_answer_is_no_warning(serve, tmp_path, caplog):
+def test_reasoning_next_to_a_text_gives_no_warning(serve, tmp_path, caplog):
     message = {"role": "assistant", "content": "Answer: 1", "reasoning_content": "Hm."}
     ask(serve(lambda body: (200, {"choices": [{"message": message}]})), mixed_prompts(1), tmp_path, k=1)
     empty = ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)

@@ -87,7 +87,7 @@ def test_more_problems_continue_a_finished_evaluation(serve, tmp_path, problems_
     assert len(server.requests) == 2 * 4
 
 
-def test_a_row_without_a_gold_answer_can_be_left_out_and_the_evaluation_goes_on(serve, tmp_path, problems_file):
+def test_a_row_without_a_gold_answer_can_be_skipped_when_an_evaluation_continues(serve, tmp_path, problems_file):
     server = serve(lambda body: "Answer: 2")
     first = ask(server, problems_file, tmp_path / "run")
     with open(problems_file, "a") as file:
@@ -99,7 +99,7 @@ def test_a_row_without_a_gold_answer_can_be_left_out_and_the_evaluation_goes_on(
 
 
 @pytest.mark.parametrize("torn", [1, 20])
-def test_a_torn_last_line_is_asked_for_again(serve, tmp_path, torn):
+def test_the_completion_of_an_incomplete_last_line_is_sampled_again(serve, tmp_path, torn):
     server = serve(lambda body: "Answer: 2")
     ask(server, sums(1), tmp_path, concurrency=1)
     journal = tmp_path / "completions.jsonl"
@@ -119,10 +119,13 @@ def test_an_evaluation_killed_at_its_first_line_starts_over(serve, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"temperature": 0.6}, "`temperature` was 1.0, is now 0.6"),
-        ({"max_completion_length": 10}, "`max_completion_length` was 20480, is now 10"),
-        ({"dataset": sums(2).select([1])}, "holds completions of 1 other problems, .*of which the first has .* 'id2'"),
-        ({"dataset": sums(1, prompt=["2+0"])}, "holds completions of 1 other problems"),
+        ({"temperature": 0.6}, "`temperature` was 1.0 and is now 0.6"),
+        ({"max_completion_length": 10}, "`max_completion_length` was 20480 and is now 10"),
+        (
+            {"dataset": sums(2).select([1])},
+            "contains completions of 1 other problems, .*the first of which has .* 'id2'",
+        ),
+        ({"dataset": sums(1, prompt=["2+0"])}, "contains completions of 1 other problems"),
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused_with_both_values(serve, tmp_path, changed, message):
@@ -141,7 +144,7 @@ def test_another_training_of_the_same_name_is_refused(serve, tmp_path, tiny_mode
     with torch.no_grad():
         model.lm_head.weight += 1e-3
     model.save_pretrained(tmp_path / "trained")
-    with pytest.raises(ValueError, match=r"`weights` was '[0-9a-f]{16}', is now"):
+    with pytest.raises(ValueError, match=r"`weights` was '[0-9a-f]{16}' and is now"):
         evaluate(tmp_path / "trained", sums(1), tmp_path / "eval", **settings)
 
 
@@ -165,10 +168,10 @@ def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
         ('{"problem": "a", "index": 0, "text": 5, "length": 1, "truncated": false}', 2),
     ],
 )
-def test_a_line_that_lacks_what_a_journal_holds_is_named(tmp_path, line, number):
+def test_the_error_for_a_damaged_line_of_a_journal_names_it(tmp_path, line, number):
     path = tmp_path / "completions.jsonl"
     path.write_text(line + "\n" if number == 1 else '{"settings": {}}\n' + line + "\n")
-    with pytest.raises(ValueError, match=f"Line {number} of .* which no evaluation has written"):
+    with pytest.raises(ValueError, match=f"Line {number} of .* which was not written by an evaluation"):
         Journal(path, {})
 
 
@@ -183,22 +186,25 @@ def saved(folder, model, template, end="<eos>"):
 
 
 def test_completions_of_another_chat_template_or_end_token_are_not_scored_again(tiny_model, tmp_path):
-    """What decides on completions belongs to the settings: the old ones would count for a model that gave others."""
+    """Completions depend on these settings. If one of them changes, stored completions must not be used."""
     template = AutoTokenizer.from_pretrained(tiny_model).chat_template
     model = saved(tmp_path / "model", tiny_model, template)
     here(model, mixed_prompts(1), tmp_path / "out", k=1)
     saved(tmp_path / "model", tiny_model, template + "Think.")
-    with pytest.raises(ValueError, match=r"holds completions of other settings: `chat_template` was '\w{16}', is now"):
+    with pytest.raises(
+        ValueError,
+        match=r"contains completions that were sampled with other settings: `chat_template` was '\w{16}' and is now",
+    ):
         here(model, mixed_prompts(1), tmp_path / "out", k=1)
     here(model, sums(1), tmp_path / "plain", k=1)
     saved(tmp_path / "model", tiny_model, template + "More.")
     here(model, sums(1), tmp_path / "plain", k=2)  # around text no template goes
     saved(tmp_path / "model", tiny_model, template, end=".")
-    with pytest.raises(ValueError, match=r"`eos_token_id` was \[\d+\], is now \[\d+, \d+\]"):
+    with pytest.raises(ValueError, match=r"`eos_token_id` was \[\d+\] and is now \[\d+, \d+\]"):
         here(model, sums(1), tmp_path / "plain", k=2)
     kept = saved(tmp_path / "kept", tiny_model, template)
     here(kept, mixed_prompts(1), tmp_path / "kwargs", k=1)
-    with pytest.raises(ValueError, match=r"`chat_template_kwargs` was None, is now \{'a': 1\}"):
+    with pytest.raises(ValueError, match=r"`chat_template_kwargs` was None and is now \{'a': 1\}"):
         here(kept, mixed_prompts(1), tmp_path / "kwargs", k=1, chat_template_kwargs={"a": 1})
 
 
@@ -215,7 +221,7 @@ def test_completions_of_another_tokenizer_or_config_are_not_scored_again(tiny_mo
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     name = {"tokenizer": "tokens_of_a_text", "config": "config"}[changed]
-    with pytest.raises(ValueError, match=f"holds completions of other settings: `{name}` was "):
+    with pytest.raises(ValueError, match=f"contains completions that were sampled with other settings: `{name}` was "):
         here(model, sums(1), tmp_path / "out", k=1)
 
 
@@ -229,7 +235,7 @@ def test_a_scorer_that_fails_loses_nothing_of_the_batch_that_was_sampled(tiny_mo
 
 
 def test_a_prompt_without_any_token_is_refused(tiny_model, tmp_path):
-    with pytest.raises(ValueError, match="A prompt has no text, and the tokenizer adds none: leave such rows out"):
+    with pytest.raises(ValueError, match="A prompt is empty, and the tokenizer adds no token to it"):
         here(tiny_model, Dataset.from_dict({"prompt": ["", "1+1"], "solution": ["1", "2"]}), tmp_path, k=1)
 
 
@@ -242,5 +248,5 @@ def test_completions_of_an_adapters_other_base_are_not_scored_again(tiny_model, 
     changed = AutoModelForCausalLM.from_pretrained(base)
     torch.nn.init.normal_(changed.lm_head.weight)
     changed.save_pretrained(base)
-    with pytest.raises(ValueError, match=r"other settings: `base_weights` was '\w{16}', is now '\w{16}'"):
+    with pytest.raises(ValueError, match=r"other settings: `base_weights` was '\w{16}' and is now '\w{16}'"):
         here(tmp_path / "adapter", sums(1), tmp_path / "out", k=1)

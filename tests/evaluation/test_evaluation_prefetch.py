@@ -44,7 +44,7 @@ def prefetch(calls):
     ("num_rows", "calls"),
     [(6, ["abcdef"]), (100, ["abcdef"]), (5, ["abcd", "ef"]), (4, ["abcd", "ef"]), (3, ["ab", "cd", "ef"]), (0, None)],
 )
-def test_batches_are_asked_for_together_as_many_as_fit(num_rows, calls):
+def test_as_many_batches_as_fit_are_sampled_together(num_rows, calls):
     asked = []
     ahead, shares = prefetch(asked), []
     for batch in ahead.over(Loader("ab", "cd", "ef"), num_rows):
@@ -60,7 +60,7 @@ def test_a_loader_that_reads_ahead_is_like_the_loader_and_the_last_batch_is_the_
     assert [loader.end_of_dataloader for _ in ahead] == [False, False, True]
 
 
-def test_nothing_is_handed_to_other_prompts_or_left_for_another_evaluation():
+def test_completions_are_not_used_for_other_prompts_or_another_evaluation():
     ahead = prefetch([])
     for _ in ahead.over(Loader("ab", "cd"), 100):
         assert ahead.take(["x", "y"]) is None
@@ -92,14 +92,16 @@ def evaluator(model, folder, *, schedules=True, reward_funcs=jobs.echoes, script
         ({"dynamic_sampling_max_round_size": 2}, 5, [8, 8, 4]),  # no more than a round may: 2 prompts of 4 completions
     ],
 )
-def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_path, settings, num_problems, calls):
+def test_an_engine_is_called_once_for_all_problems_and_repetitions(
+    tiny_model, tmp_path, settings, num_problems, calls
+):
     trainer, problems = evaluator(tiny_model, tmp_path, **settings), prompts(num_problems)
     metrics = trainer.evaluate(problems if settings else problems.to_iterable_dataset())
     assert [call["rows"] for call in trainer.calls] == calls
     assert metrics["eval_avg@4"] == 1.0  # every completion is scored for the prompt that it answers
 
 
-def test_without_a_longest_completion_as_many_are_asked_for_as_the_context_bounds(tiny_model, tmp_path):
+def test_without_max_completion_length_the_context_bounds_the_number_of_rows(tiny_model, tmp_path):
     trainer, rows = evaluator(tiny_model, tmp_path), []
     trainer.max_completion_length = None  # as vLLM takes it
     with patch.object(trainer._prefetch, "over", lambda loader, num_rows: rows.append(num_rows) or loader):
@@ -109,7 +111,7 @@ def test_without_a_longest_completion_as_many_are_asked_for_as_the_context_bound
         trainer.args.vllm_max_model_length = None
         with patch.object(during_training, "context_length", lambda config: None):
             trainer.evaluate(prompts(3))
-    # Of the 2**25 tokens that one call may have: rows of 2**11, of 2**12 (but 2**14 rows at most), of nobody knows.
+    # One call may have 2**25 tokens: rows of 2**11 (but at most 2**14 rows), of 2**12, and of an unknown length.
     assert rows == [2**14, 2**13, 1]
 
 
@@ -130,15 +132,15 @@ def test_an_evaluation_before_the_first_step_has_scores_and_asks_once(tiny_model
     trainer.train()
     assert [call["rows"] for call in trainer.calls if not call["training"]] == [12, 12]
     scores = [(entry["step"], entry["eval_avg@4"]) for entry in trainer.state.log_history if "eval_avg@4" in entry]
-    # Of prompts 0, 1 and 2 the last two are solved once in four.
+    # Prompts 1 and 2 of 0, 1 and 2 are solved by one completion in four.
     assert scores == [(step, pytest.approx(2 / 3 / 4)) for step in (0, 1)]
 
 
-def test_two_processes_ask_as_often_and_report_what_one_batch_at_a_time_does(tiny_model, tmp_path):
+def test_two_processes_report_the_same_as_with_one_batch_at_a_time(tiny_model, tmp_path):
     result = launch("evaluates", tiny_model, tmp_path, num_processes=2)
     assert result.returncode == 0, result.stderr[-5000:]
     # 20 completions in batches of 2 x 6, the second of which is filled up with 4.
-    assert "so 4 are sampled twice. `eval_reward` and the other means of TRL count them twice" in result.stderr
+    assert "so 4 are sampled twice. `eval_reward` and the other means of TRL count these twice" in result.stderr
     # 5 problems of 4 completions. In batches of 2 rows a process, each problem's rows lie in both processes.
     for rank, batch_size in itertools.product((0, 1), ("2", "6")):
         report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())[batch_size]

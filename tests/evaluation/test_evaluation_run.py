@@ -45,18 +45,23 @@ def test_the_summary_by_hand(serve, tmp_path):
     assert written == summary
 
 
-def test_an_evaluation_that_finds_few_answers_says_so_and_what_to_do(serve, tmp_path, caplog):
+def test_an_evaluation_with_few_answers_warns_and_says_what_to_do(serve, tmp_path, caplog):
     server = serve(Deal(first=["Answer: 2", "It is 2.", "two"], second=["Answer: 3", "Answer: 5", "two"]))
     ask(server, sums(2), tmp_path / "half", k=3)
     assert caplog.messages == []
     ask(serve(lambda body: "It is 2."), sums(2), tmp_path / "none", k=3)
     (said,) = caplog.messages
-    assert said.startswith("no answer found in 6 of 6; the first: 'It is 2.'; the scorer 'dapo_math' reads the last ")
+    assert said.startswith(
+        "No answer was found in 6 of 6 completions. The first of them ends with 'It is 2.'. The scorer 'dapo_math' "
+    )
     caplog.clear()
     long = (200, reply("Hm", False, finish_reason="length"))
     ask(serve(lambda body: long), sums(2), tmp_path / "long", k=3, scorer=lambda text, gold: (False, None))
     (said,) = caplog.messages
-    assert said == "no answer found in 6 of 6; the first: 'Hm'; 6 were cut off: raise `max_completion_length`."
+    assert said == (
+        "No answer was found in 6 of 6 completions. The first of them ends with 'Hm'. 6 of them were cut off. Raise "
+        "`max_completion_length`."
+    )
 
 
 def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
@@ -148,8 +153,8 @@ def test_a_split_or_a_configuration_of_a_file_is_refused(tmp_path, problems_file
 
 
 @pytest.mark.parametrize("dataset", [[{"prompt": "1+1"}], DatasetDict(test=sums(1))], ids=["list", "splits"])
-def test_what_is_no_dataset_is_refused_with_what_to_give(tmp_path, serve, dataset):
-    with pytest.raises(ValueError, match=r"`dataset` is a `\w+`. Give a file, the id of a dataset on the Hub, or a"):
+def test_the_error_for_a_value_that_is_not_a_dataset_says_what_to_use(tmp_path, serve, dataset):
+    with pytest.raises(ValueError, match=r"`dataset` is a `\w+`. Use a file, the id of a dataset on the Hub, or a"):
         ask(serve(lambda body: "2"), dataset, tmp_path)
 
 
@@ -173,30 +178,33 @@ def test_a_scorer_is_any_function_of_completion_and_gold_answer(serve, tmp_path)
     ("settings", "message"),
     [
         ({"k": 0}, "`k` must be a whole number of at least 1, got 0"),
-        ({"temperature": -1.0}, "`temperature` must be at least 0 and finite, got -1.0. 0 takes the most probable"),
-        ({"temperature": 0.0}, "At `temperature=0` the 32 completions of a problem are all the same: use `k=1`"),
+        ({"temperature": -1.0}, "`temperature` must be at least 0 and finite, got -1.0. 0 means greedy"),
+        ({"temperature": 0.0}, "With `temperature=0` all 32 completions of a problem would be the same. Set `k=1`"),
         ({"top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
-        ({"top_k": -1}, "`top_k` must be a whole number of at least 0, got -1. 0 is all tokens"),
+        ({"top_k": -1}, "`top_k` must be a whole number of at least 0, got -1. 0 means all tokens"),
         ({"request_timeout": 0}, "`request_timeout` must be above 0 and finite, got 0"),
         (
             {"scorer": "exact"},
             "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, bare_nu",
         ),
-        ({"prompt_style": "boxed"}, "asks for .boxed{}, and the scorer 'dapo_math' reads the last `Answer:` line"),
+        (
+            {"prompt_style": "boxed"},
+            "asks for .boxed{}, but the scorer 'dapo_math' reads only the last `Answer:` line",
+        ),
         ({"engine": "sglang"}, "`engine` must be one of 'transformers', 'vllm', got 'sglang'"),
-        ({"engine": "vllm", "base_url": "http://x"}, "leave out `engine='vllm'`"),
+        ({"engine": "vllm", "base_url": "http://x"}, "`engine='vllm'` contradicts `base_url`"),
         ({"base_url": "localhost:8000"}, "`base_url` must start with http:// or https://, got 'localhost:8000'"),
-        ({"base_url": "http://me:pw@x", "engine": "vllm"}, r"With a `base_url` \(http://x\)"),
-        ({"base_url": "http://x", "processing_class": object()}, "by the engine 'transformers' only"),
-        ({"model": object()}, "A loaded model needs its tokenizer as `processing_class`"),
-        ({"limit": 3}, "{'limit': 3} applies to a file or a hub dataset"),
+        ({"base_url": "http://me:pw@x", "engine": "vllm"}, r"contradicts `base_url` \(http://x\)"),
+        ({"base_url": "http://x", "processing_class": object()}, "with the engine 'transformers'"),
+        ({"model": object()}, "A loaded model needs its tokenizer. Pass it as `processing_class`"),
+        ({"limit": 3}, "{'limit': 3} applies only to a file or a dataset on the Hub"),
         ({"accuracy_threshold": 0.5, "scorer": lambda text, gold: (True, text)}, "`accuracy_threshold=0.5` is for re"),
         ({"chat_template_kwargs": {"a": 1}}, r"`chat_template_kwargs=.'a': 1.` has no effect: the prompts are text"),
         ({"chat_template_kwargs": "[1]"}, r"`chat_template_kwargs` must be a mapping, got '\[1\]'"),
-        ({"min_p": 1.5}, "`min_p` must be at least 0 and at most 1, got 1.5. 0 is the model's own, or no minimum"),
+        ({"min_p": 1.5}, "`min_p` must be at least 0 and at most 1, got 1.5. 0 means the value in the model's"),
     ],
 )
-def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, settings, message):
+def test_the_error_for_a_setting_that_is_not_allowed_has_its_value(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         evaluate(**{"model": "tiny", "dataset": sums(1), "output_dir": tmp_path / "eval", **settings})
     assert not (tmp_path / "eval").exists()
@@ -209,14 +217,14 @@ def test_the_folder_of_a_run_without_a_model_is_refused_with_its_last_checkpoint
     with pytest.raises(ValueError, match="only checkpoints") as error:
         here(tmp_path / "run", sums(1), tmp_path / "out")
     assert str(error.value) == (
-        f"`{tmp_path / 'run'}` holds no model, only checkpoints: evaluate `{last}`, or save the trained model there "
-        "with `trainer.save_model()`."
+        f"`{tmp_path / 'run'}` contains no model, only checkpoints. Evaluate `{last}`, or save the trained model in "
+        "the folder with `trainer.save_model()`."
     )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_is_not_found_draws_no_bar_before_its_line(tmp_path, capfd):
-    with pytest.raises(OSError, match=r"^`modle/trained` is not a folder here"):
+    with pytest.raises(OSError, match=r"^`modle/trained` is not a folder"):
         evaluate("modle/trained", sums(2), tmp_path, k=1)
     assert "completion" not in capfd.readouterr().err
 
@@ -224,7 +232,7 @@ def test_a_model_that_is_not_found_draws_no_bar_before_its_line(tmp_path, capfd)
 @pytest.mark.parametrize(
     ("scorer", "style"), [("dapo_math", "Answer:"), ("math_verify", "boxed"), (lambda text, gold: (True, text), None)]
 )
-def test_a_file_is_asked_as_the_scorer_reads_and_completions_that_are_there_are_kept(
+def test_the_scorer_decides_the_prompt_style_unless_completions_are_stored(
     serve, tmp_path, problems_file, scorer, style
 ):
     server = serve(lambda body: "Answer: 2")
@@ -235,7 +243,7 @@ def test_a_file_is_asked_as_the_scorer_reads_and_completions_that_are_there_are_
     assert len(server.requests) == 2 * 4
 
 
-def test_problems_with_images_are_refused_and_not_asked_without_them(tmp_path):
+def test_problems_with_images_are_refused(tmp_path):
     rows = {"prompt": ["Find x."], "solution": ["1"], "images": [["a.png"]]}
-    with pytest.raises(ValueError, match="has images, which would not be shown to the model"):
+    with pytest.raises(ValueError, match="has the column images, but the model would not see"):
         evaluate("a-model", Dataset.from_dict(rows), tmp_path / "out", scorer="math_verify")

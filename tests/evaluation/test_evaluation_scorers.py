@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who says which completions are right: by name, by a dotted path, and what is told where no answer is found."""
+"""Scorers by name and by dotted path, and the warning if few completions have an answer."""
 
 import asyncio
 import functools
@@ -48,7 +48,7 @@ def in_turn(texts):
 
 
 @pytest.mark.fast
-def test_plain_answers_are_right_by_their_last_number_and_not_by_the_papers_rule(serve, tmp_path):
+def test_plain_answers_are_correct_by_their_last_number_but_not_by_the_papers_rule(serve, tmp_path):
     server, dataset = serve(in_turn(PLAIN)), sums(len(PLAIN), solution=["51"] * len(PLAIN))
     assert ask(server, dataset, tmp_path, k=1)["metrics"]["avg@1"]["mean"] == 0
     assert ask(server, dataset, tmp_path, k=1, scorer="last_number")["metrics"]["avg@1"]["mean"] == 1
@@ -110,7 +110,7 @@ def test_a_dotted_path_names_a_reward_function_or_one_of_text_and_gold(serve, tm
 
 
 @pytest.mark.fast
-def test_a_reward_function_is_handed_messages_where_the_prompt_is_and_says_which_answers_vote(serve, tmp_path, module):
+def test_a_reward_function_gets_messages_if_the_prompt_has_them_and_gives_the_answers(serve, tmp_path, module):
     ask(serve(lambda body: "x"), mixed_prompts(2), tmp_path, k=2, scorer=f"{module}.said_reward")
     assert [(row["correct"], row["answer"]) for row in completions(tmp_path)] == [(True, "X")] * 4
 
@@ -124,7 +124,7 @@ def said(*texts):
 
 
 @pytest.mark.fast
-def test_a_reward_that_is_nan_says_nothing_as_in_training():
+def test_a_reward_of_nan_counts_as_not_scored_as_in_training():
     def reward(completions, **kwargs):
         return [math.nan, 0.5]
 
@@ -133,7 +133,7 @@ def test_a_reward_that_is_nan_says_nothing_as_in_training():
 
 
 @pytest.mark.fast
-def test_an_async_reward_is_waited_for_also_where_a_loop_runs_already():
+def test_an_async_reward_works_if_an_event_loop_is_running():
     async def reward(completions, solution, **kwargs):
         await asyncio.sleep(0)
         return [float(text == gold) for text, gold in zip(completions, solution, strict=True)]
@@ -153,7 +153,7 @@ def test_an_answer_may_be_a_number_and_a_column_that_only_sounds_like_an_answer_
 
     assert score([problem()], said("2", "3"), reward) == ([[(True, "7"), (False, None)]], True)
     assert score([problem()], said("7"), lambda text, gold: (True, 7)) == ([[(True, "7")]], True)
-    with pytest.raises(TypeError, match=r"returned True; expected whether the completion is correct, and the answer"):
+    with pytest.raises(TypeError, match=r"returned True\. Expected a pair that says whether"):
         score([problem()], said("7"), lambda text, gold: True)
 
 
@@ -174,7 +174,7 @@ def test_a_function_of_keywords_alone_and_a_partial_one_are_reward_functions():
 
 
 @pytest.mark.fast
-def test_scores_are_right_above_a_threshold_and_without_one_nothing_is_said_to_be_right():
+def test_scores_need_a_threshold_to_say_which_completions_are_correct():
     def reward(completions, **kwargs):
         return [float(text) for text in completions]
 
@@ -217,7 +217,7 @@ def test_a_reward_function_gets_the_columns_that_it_names_of_a_users_file_as_in_
     assert ask(server, file, tmp_path / "second", k=1, scorer=has_letter, offset=1)["num_problems"] == 1
 
 
-def test_a_reward_function_that_names_no_column_gets_those_of_the_file_as_they_are(serve, tmp_path):
+def test_a_reward_function_without_named_columns_gets_those_of_the_file_unchanged(serve, tmp_path):
     def is_gold(completions, **kwargs):
         return [float(text == gold) for text, gold in zip(completions, kwargs["answer"], strict=True)]
 
@@ -226,14 +226,14 @@ def test_a_reward_function_that_names_no_column_gets_those_of_the_file_as_they_a
     assert ask(serve(lambda body: "$2$"), file, tmp_path, k=1, scorer=is_gold)["metrics"]["avg@1"]["mean"] == 1
 
 
-def test_bad_rows_of_a_file_that_was_taken_as_it_is_ask_for_another_reading_and_not_for_nothing(serve, tmp_path):
+def test_skipping_bad_rows_of_a_file_that_was_used_unchanged_is_an_error(serve, tmp_path):
     def is_gold(completions, solution, **kwargs):
         return [float(text == gold) for text, gold in zip(completions, solution, strict=True)]
 
     file, server = tmp_path / "rows.jsonl", serve(lambda body: "2")
     file.write_text('{"prompt": "1+1", "solution": "2"}\n{"prompt": "1+2", "solution": null}\n')
     assert ask(server, file, tmp_path / "out", k=1, scorer=is_gold)["num_problems"] == 2
-    with pytest.raises(ValueError, match="of other settings: `prompt_style` was None, is now 'as_is'"):
+    with pytest.raises(ValueError, match="with other settings: `prompt_style` was None and is now 'as_is'"):
         ask(server, file, tmp_path / "out", k=1, scorer=is_gold, on_bad_rows="skip")
 
 
@@ -242,31 +242,33 @@ def test_a_scorer_that_fails_does_so_on_the_first_problem_and_loses_nothing(serv
         raise KeyError("letter")
 
     server = serve(lambda body: "Answer: 2")
-    with pytest.raises(ValueError, match=r"The scorer 'fails' failed: KeyError\('letter'\)\. 2 completions are in "):
+    with pytest.raises(
+        ValueError, match=r"The scorer 'fails' failed: KeyError\('letter'\)\. 2 completions are stored in "
+    ):
         ask(server, sums(5), tmp_path, k=2, scorer=fails, concurrency=1)
     assert len(server.requests) == 2
     assert ask(server, sums(5), tmp_path, k=2, concurrency=1)["metrics"]["avg@2"]["mean"] == 1 / 5
     assert len(server.requests) == 10
-    with pytest.raises(ValueError, match=r"The scorer 'fails' failed: .* 10 completions are in "):
+    with pytest.raises(ValueError, match=r"The scorer 'fails' failed: .* 10 completions are stored in "):
         ask(server, sums(5), tmp_path, k=2, scorer=fails)
 
 
 @pytest.mark.fast
-def test_a_column_that_a_scorer_asks_for_must_be_there_before_anything_is_asked(serve, tmp_path):
+def test_a_missing_column_of_a_scorer_is_an_error_before_sampling(serve, tmp_path):
     server = serve(lambda body: pytest.fail("it was asked"))
-    with pytest.raises(ValueError, match="'has_letter' asks for `letter`, which `dataset` does not have; its columns"):
+    with pytest.raises(ValueError, match=r"'has_letter' requires `letter`, which `dataset` does not have\. Its"):
         ask(server, sums(1), tmp_path, scorer=has_letter)
-    with pytest.raises(ValueError, match="no column 'solution', whose gold answers the scorer '<lambda>' compares"):
+    with pytest.raises(ValueError, match="no column 'solution', with which the scorer '<lambda>' compares"):
         ask(server, sums(1).select_columns("prompt"), tmp_path, scorer=lambda text, gold: (True, text))
 
     def by_ids(completions, completion_ids, **kwargs):
         return [1.0] * len(completions)
 
-    with pytest.raises(ValueError, match=r"'by_ids' asks for `completion_ids`, .* which a server does not send"):
+    with pytest.raises(ValueError, match=r"'by_ids' requires `completion_ids`, .* which a server does not send"):
         ask(server, sums(1), tmp_path, scorer=by_ids)
 
 
-def test_a_scorer_that_is_not_there_is_named_before_anything_is_asked(serve, tmp_path, module):
+def test_a_missing_scorer_is_an_error_before_sampling(serve, tmp_path, module):
     server = serve(lambda body: "x")
     with pytest.raises(ImportError, match=r"`scorer` names 'my_scorers.none', but module 'my_scorers' has no 'none'"):
         ask(server, sums(1), tmp_path, scorer=f"{module}.none")
@@ -285,7 +287,7 @@ def test_trls_accuracy_reward_gives_the_verdicts_of_math_verify(serve, tmp_path)
 
 @pytest.mark.fast
 def test_a_reward_is_above_zero_in_an_evaluation_by_as_much_as_in_training():
-    """What rounding leaves of a zero, 5.6e-17 or a float32's 3e-8, is no right answer."""
+    """A reward of 5.6e-17, or 3e-8 in float32, is a zero with rounding errors, and not correct."""
 
     def reward(completions, **kwargs):
         return [0.1 + 0.2 - 0.3, 3e-8, Decimal(1), True, None]

@@ -46,7 +46,7 @@ def scores_of(metrics, prefix="eval"):
     }
 
 
-def test_a_problem_has_its_id_and_none_is_no_id():
+def test_a_missing_id_does_not_count_as_an_id():
     assert problem_id({"id": "a", "prompt": "1+1"}) == "a"
     assert problem_id({"id": 0, "prompt": "1+1"}) == "0"
     by_prompt = problem_id({"prompt": "1+1"})
@@ -60,7 +60,7 @@ def test_a_problem_has_its_id_and_none_is_no_id():
     [[["a", "b"]] * 3, [{"name": "a"}] * 3, [""] * 3, [f"The {i}. document: " + "x" * 64 for i in range(3)]],
     ids=["lists", "structs", "empty", "documents"],
 )
-def test_a_source_that_is_no_name_tells_no_scores_apart(tiny_model, tmp_path, sources):
+def test_a_source_that_is_not_text_is_ignored(tiny_model, tmp_path, sources):
     trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
     assert scores_of(trainer.evaluate(prompts(3, source=sources))) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
 
@@ -98,7 +98,7 @@ def test_no_problem_is_left_out_by_a_setting_that_is_for_training(tiny_model, tm
     assert scores_of(trainer.predict(prompts(3)).metrics, "test")["avg@4"] == pytest.approx(1 / 3)
 
 
-def test_the_majority_votes_on_what_the_reward_says_is_the_answer(tiny_model, tmp_path):
+def test_maj_at_k_votes_on_the_answers_of_the_reward_function(tiny_model, tmp_path):
     def last_letter(completions, log_extra, **kwargs):
         log_extra("has_answer", [True] * len(completions))
         log_extra("last_letter_answer", [int(text[-1]) for text in completions])
@@ -143,7 +143,7 @@ def test_repeats_of_a_problem_are_pooled_and_problems_without_an_id_or_a_prompt_
     scores.begin(3)
     for problem, answers in ((("a", "1"), "73"), (("a", "2"), "77"), (("a", "1"), "33")):
         add(scores, problem, answers)
-    # Of problem 1's four completions one is right; of the six pairs of them three have it.
+    # One of the four completions of problem 1 is correct. Three of their six pairs contain it.
     assert scores.means()["avg@2"] == (1 / 4 + 1) / 2
     assert scores.means()["pass@2"] == pytest.approx((3 / 6 + 1) / 2)
     assert scores.means()["maj@2"] == (0 + 1) / 2
@@ -185,7 +185,7 @@ def test_the_score_of_all_is_over_problems_with_and_without_a_source():
 def test_half_a_list_is_refused():
     scores = EvaluationScores(k=4)
     scores.begin(1)
-    with pytest.raises(ValueError, match="come 4 to a problem, got 2 with 2 answers and 2 verdicts"):
+    with pytest.raises(ValueError, match=r"must have 4 completions .* got 2 completions, 2 answers and 2 verdicts"):
         add(scores, (None, "1"), "73")
 
 
@@ -206,7 +206,7 @@ def test_predictions_have_scores_of_their_own_and_they_and_what_is_aborted_leave
     assert trainer.evaluate(prompts(2).select([1])).items() >= {"eval_avg@4": 1.0, "eval_reward": 1.0}.items()
 
 
-def test_where_nothing_says_what_is_right_there_are_no_scores(tiny_model, tmp_path):
+def test_without_correctness_there_are_no_scores(tiny_model, tmp_path):
     metrics = make(tiny_model, tmp_path, Answers(prompt_0="7733"), [is_seven, is_formatted]).evaluate(prompts(1))
     assert scores_of(metrics) == {}
     assert metrics["eval_rewards/is_seven/mean"] == 0.0

@@ -29,14 +29,14 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_completion(num_correct
     assert probability == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
-def test_pass_at_k_holds_where_binomials_have_hundreds_of_digits():
+def test_pass_at_k_is_exact_if_binomials_have_hundreds_of_digits():
     exact = 1 - math.comb(1997, 500) / math.comb(2000, 500)
     assert pass_at_k(verdicts(3, 2000), 500)[0] == pytest.approx(exact, rel=1e-12)
 
 
 @pytest.mark.parametrize("k", [0, 5])
 def test_pass_at_k_needs_k_completions(k):
-    with pytest.raises(ValueError, match=f"pass@{k} needs k from 1 to the 4"):
+    with pytest.raises(ValueError, match=f"pass@{k} cannot be computed: k must be between 1 and .* 4"):
         pass_at_k(verdicts(1, 4), k)
 
 
@@ -58,17 +58,17 @@ def test_tied_answers_share_the_verdict_in_any_order_and_an_answer_with_several_
     assert maj_at_k([["x", "x", "x", "x"]], [[True, True, True, False]]).tolist() == [0.75]
 
 
-# Student's t in place of 1.96, of 30 problems and of 100, squared
+# The squared quantile of Student's t distribution, which replaces 1.96, for 30 and for 100 problems
 T30, T100 = 2.04523**2, 1.98422**2
 
 
 def likelihood_ratio(share, p, num):
-    """Of `num` problems, of which a share is solved, against the probability p: twice the log."""
+    """Return twice the log likelihood ratio of `num` problems, a share of them solved, against probability p."""
     unsolved = (1 - share) * math.log((1 - share) / (1 - p))
     return 2 * num * (share * math.log(share / p) + unsolved)
 
 
-def test_none_or_all_of_thirty_solved_is_no_certainty():
+def test_the_interval_has_a_width_if_all_or_no_problems_are_solved():
     # Wilson: the bound at 0 of n is t^2 / (n + t^2) = 4.18297 / 34.18297
     assert estimate_mean([0.0] * 30) == pytest.approx((0.0, 0.0, 0.12237), abs=5e-5)
     assert estimate_mean([1.0] * 30) == pytest.approx((1.0, 1 - 0.12237, 1.0), abs=5e-5)
@@ -90,7 +90,7 @@ def test_an_interval_of_a_hundred_coin_flips_is_ten_points_to_each_side():
     assert likelihood_ratio(0.5, high, 100) == pytest.approx(T100, rel=1e-3)
 
 
-def test_where_no_problem_differs_others_may():
+def test_the_interval_has_a_width_if_no_problem_differs():
     # the rule of three: of 30 that agree, up to 3 in 30 others may not, with some room for either sign
     mean, low, high = estimate_mean([0.0] * 30, ends=(-1, 1))
     assert mean == 0
@@ -114,10 +114,10 @@ def test_many_problems_that_vary_have_students_interval():
 
 
 def test_a_difference_is_never_known_better_than_to_two_problems():
-    # Of 30 problems that differ by a hundredth, half of them up, by Student's t: 2.045 * 0.0102 / sqrt(30) = 0.0038.
+    # If 30 problems differ by 0.01, half of them upwards, Student's t gives 2.045 * 0.0102 / sqrt(30) = 0.0038.
     estimate = estimate_mean([0.01, -0.01] * 15, (-1, 1))
     assert (estimate.low, estimate.high) == pytest.approx((-2 / 30, 2 / 30))
-    # A score is of those problems alone: nothing turns round in it.
+    # A score has no sign that unseen problems could change.
     assert estimate_mean([0.51, 0.49] * 15).high == pytest.approx(0.5 + 0.0038, abs=3e-4)
 
 
@@ -151,7 +151,7 @@ def test_an_interval_holds_the_truth_of_skewed_problems(accuracies, tries):
 
 @pytest.mark.parametrize("value", [1.5, -0.5, math.nan])
 def test_a_share_lies_between_0_and_1(value):
-    with pytest.raises(ValueError, match="must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="must be between 0 and 1"):
         estimate_mean([0.5, value])
 
 

@@ -46,7 +46,7 @@ def label(completions, label, log_metric, **kwargs):
     return [label_ if len(text) > 8 else 0 for text, label_ in zip(texts_of(completions), label)]
 
 def has_place(completions, prompts, **kwargs):
-    """Compares the completions of a group: the last of them in the alphabet is right."""
+    """Compare the completions of a group. The last one in alphabetical order is correct."""
     groups = {}
     for prompt, text in zip(map(str, prompts), texts_of(completions)):
         groups.setdefault(prompt, []).append(text)
@@ -88,8 +88,8 @@ def verl(golds=GOLDS):
 TABLE = {
     "text": (texts(), "judge.exact", []),
     "text, no template": (texts(), "judge.exact", [], {"template": None}),
-    "text, as it is": (texts(), "judge.exact", ["--prompt_style", "as_is"]),
-    "text, as it is, our reward": (texts(), "last_number", ["--prompt_style", "as_is"]),
+    "text, unchanged": (texts(), "judge.exact", ["--prompt_style", "as_is"]),
+    "text, unchanged, our reward": (texts(), "last_number", ["--prompt_style", "as_is"]),
     "text in a CSV": (texts(), "judge.exact", [], {"kind": "csv"}),
     "text in JSON": (texts(), "judge.exact", [], {"kind": "json"}),
     "text in parquet": (texts(), "judge.exact", [], {"kind": "parquet"}),
@@ -102,15 +102,15 @@ TABLE = {
         ["--chat_template_kwargs", '{"enable_thinking": false}'],
         {"template": THINKS},
     ),
-    "messages, as they are, our reward": (messages(), "last_number", ["--prompt_style", "as_is"]),
+    "messages, unchanged, our reward": (messages(), "last_number", ["--prompt_style", "as_is"]),
     "whole numbers": (texts([4, 5, 6, 7]), "judge.exact", []),
     "decimals": (texts([4.0, 0.5, 1e-7, 7.25]), "judge.exact", []),
     "truth values": (texts([True, False, True, False]), "judge.exact", []),
     "a gold that is missing": (texts(["4", None, "6", "7"]), "judge.exact", []),
     "golds in other notations": (texts(["1,234", "so $6$", "\\boxed{5}", '["cow"]']), "judge.exact", []),
     "a list of golds": (texts(golds=[["4"], ["5", "6"], ["7"], [""]]), "judge.among", []),
-    "a label beside the solution": (texts(label=[1, 0, 1, 0]), "judge.label", []),
-    "an answer beside the solution": (texts(answer=["x", "y", "z", "w"]), "judge.exact", []),
+    "a label next to the solution": (texts(label=[1, 0, 1, 0]), "judge.label", []),
+    "an answer next to the solution": (texts(answer=["x", "y", "z", "w"]), "judge.exact", []),
     "numbers and text in one column": (texts(label=[1, 0, 1, 0], level=[1, "two", None, 4.5]), "judge.label", []),
     "a struct": (texts(extra_info=[{"index": i, "raw": None} for i in range(4)]), "judge.exact", []),
     "two rows of one prompt": ([*texts(), *texts()[:1]], "judge.exact", []),
@@ -157,7 +157,7 @@ def model(tmp_path):
 
 
 class Asked:
-    """In place of `generate`: keeps what is asked, and answers a prompt by K texts, again and again."""
+    """Replaces `generate`. It records the prompts, and returns K texts per prompt, in turn."""
 
     def __init__(self):
         self.prompts, self.settings = [], []

@@ -84,7 +84,7 @@ LLAMA |= {"vocab_size": 7, "intermediate_size": 5}
         ("{", "is not JSON"),
         ('{"model_type": "llama", "hidden_size": 8}', "has no 'num_attention_heads'"),
         ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "compresses its keys and values"),
-        (json.dumps({**LLAMA, "hidden_size": "8"}), "sizes that are not numbers above 0"),
+        (json.dumps({**LLAMA, "hidden_size": "8"}), "sizes that are not positive numbers"),
     ],
 )
 def test_a_config_that_says_no_sizes_is_refused(tmp_path, text, message):

@@ -42,7 +42,7 @@ def test_fields_and_defaults_are_those_of_the_configs():
     declared = declared_fields()
     assert {field.name for field in configs if field.init} == declared.keys()
     for field in configs:
-        assert declared[field.name] in (field.default, None), field.name  # `None` is for what is no literal
+        assert declared[field.name] in (field.default, None), field.name  # `None` is for what is not a literal
 
 
 def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configuration_is(write):

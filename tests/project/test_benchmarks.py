@@ -21,18 +21,18 @@ def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()  # every token is as likely as any other
-    # Three or four digits and the end of the text; padding behind the shorter one counts for nothing.
+    # Three or four digits and the end of the text. The padding after the shorter one does not count.
     expected = (len(tokenizer) ** -4 + len(tokenizer) ** -5) / 2
     assert curves.accuracy(model, tokenizer, ["17+05=220", "12*34=8040"]) == pytest.approx(expected, rel=1e-4)
-    # Behind the answer a working, each token of which counts once.
-    (worked,) = curves.right_probabilities(model, tokenizer, ["27+05=230=27+05"])
+    # A working follows the answer, and each of its tokens counts once.
+    (worked,) = curves.correct_probabilities(model, tokenizer, ["27+05=230=27+05"])
     assert worked.item() == pytest.approx(len(tokenizer) ** -10, rel=1e-3)
 
 
 CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
 
 
-def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_benchmark_runs_only_what_is_missing_or_was_run_by_other_code(tmp_path, monkeypatch, capsys):
     ran = []
 
     def train(job, checkpoint, folder):
@@ -77,7 +77,7 @@ def test_the_gpu_benchmark_measures_both_trainers_and_a_round_of_whole_completio
     assert sampled == [(3, 64 + 64)] * 2
 
 
-def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of():
+def test_the_bytes_of_a_sync_are_those_of_the_weights_that_it_sends():
     model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
     handed_over = lora_sync.handed_over(model)
     adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)  # in bfloat16
@@ -101,4 +101,4 @@ def test_an_evaluation_before_the_first_pass_is_of_the_prompts_that_are_sampled(
 def test_ours_fills_every_batch_however_few_groups_are_accepted():
     cost = sampling_policies.run(sampling_policies.POLICIES["ours"], sampling_policies.Trace(0.04, 500), 4, 5)
     assert cost.shortfall == 0
-    assert cost.per_trained > 10  # the limit that a run has by default
+    assert cost.per_trained > 10  # above the default limit of a run

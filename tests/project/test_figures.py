@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure in README.md and docs/ that looks measured was written down by a benchmark: figures.txt says where."""
+"""Every figure in README.md and docs/ that looks measured was written by a benchmark; figures.txt says by which."""
 
 import re
 from pathlib import Path
@@ -23,12 +23,12 @@ GENERATED = {"configuration"}  # by docs/configuration.py
 
 
 def plain(text):
-    """A text in one line, as it is searched."""
+    """Return a text in one line with single spaces, in which parts are searched."""
     return " ".join(text.split())
 
 
 def prose(name):
-    """A page without code, links' targets, and the tables that are written by a command."""
+    """Return the text of a page without code, targets of links, and tables that are written by a command."""
     text = re.sub(r"^```.*?^```", "", PAGES[name], flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"<!-- ([\w ]+): python .*?<!-- end of \1 -->", "", text, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not line.startswith("    ")]
@@ -40,7 +40,9 @@ def values(text):
 
 
 def holds(figure, measured):
-    """Whether a figure is one of those measured, rounded as the figure is; a share may be written in percent."""
+    """
+    Return whether a figure is one of those measured, rounded as the figure is. A share may be written in percent.
+    """
     if "e-" in figure:
         return figure in measured
     signed, decimals = figure[0] in "+-", len(figure.partition(".")[2])
@@ -50,7 +52,10 @@ def holds(figure, measured):
 
 
 def read_places():
-    """Each entry of figures.txt: a page, its numbers, and the lines below: where they were measured, or why not."""
+    """
+    Return each entry of figures.txt: a page, its numbers, and the lines below, which say where they were measured or
+    why nowhere.
+    """
     entries = []
     for line in (Path(__file__).parent / "figures.txt").read_text().partition("\n\n")[2].splitlines():
         if line.startswith("    "):
@@ -75,7 +80,7 @@ def test_a_figure_of_a_page_is_the_one_that_was_measured(page, numbers, places):
 
 
 @pytest.mark.parametrize("name", sorted(PAGES.keys() - GENERATED))
-def test_every_figure_of_a_page_has_a_place_where_it_was_measured_or_is_known_to_have_none(name):
+def test_every_figure_of_a_page_has_an_entry_in_figures_txt(name):
     text = re.sub(r"`[^`]*`", "", prose(name))
     known = {number.lstrip("+-") for page, numbers, _ in PLACES if page == name for number in numbers}
     found = {
@@ -86,7 +91,7 @@ def test_every_figure_of_a_page_has_a_place_where_it_was_measured_or_is_known_to
 
 
 @pytest.mark.parametrize("name", sorted(PAGES.keys() - GENERATED))
-def test_no_place_is_kept_for_a_figure_that_a_page_no_longer_has(name):
+def test_figures_txt_has_no_figure_that_its_page_no_longer_has(name):
     on_page = {number.lstrip("+-") for number in values(plain(PAGES[name]))}
     known = {number.lstrip("+-") for page, numbers, _ in PLACES if page == name for number in numbers}
     assert known - on_page == set()

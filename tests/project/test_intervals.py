@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The coverage of intervals: its table, what docs/evaluation.md says of it, and a few cells of it again."""
+"""The coverage of intervals: its table, what docs/evaluation.md says about it, and a few cells simulated again."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ DOCS = (ROOT / "docs" / "evaluation.md").read_text()
 ROWS = read_rows(intervals.CSV)
 
 
-def test_every_interval_holds_the_truth_in_93_of_100():
+def test_every_interval_contains_the_true_value_in_93_of_100_evaluations():
     percents = [100 * float(row["held"]) for row in ROWS]
     assert min(percents) >= 93
-    assert "**Below 93 %** in no cell" in DOCS
-    assert f"**Above 98 %** in {sum(percent > 98 for percent in percents)} of {len(ROWS)} cells" in DOCS
+    assert "**Below 93%** in no cell" in DOCS
+    assert f"**Above 98%** in {sum(percent > 98 for percent in percents)} of {len(ROWS)} cells" in DOCS
 
 
 @pytest.mark.parametrize("place", [0, 55, 123], ids=lambda place: f"{ROWS[place]['shape']} {ROWS[place]['what']}")

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The structure is what docs/design.md says: layers, no import cycle, and maps that name the files there are."""
+"""The structure is what docs/design.md says: layers, no import cycle, and maps that name the existing files."""
 
 import ast
 import graphlib
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trl_dapo"
-# From the top. A file imports from its own layer and those below.
+# From top to bottom. A file imports from its own layer and those below.
 LAYERS = [
     ["__init__", "cli"],
     ["trainer"],
@@ -37,7 +37,10 @@ TREES = {file: ast.parse(file.read_text()) for file in FILES}
 
 
 def module_of(file):
-    """`update.phase`; a folder's own file has the folder's name, the package's is `""`."""
+    """
+    Return the module of a file, such as `update.phase`. The `__init__` of a folder has the folder's name, and that of
+    the package is `""`.
+    """
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
@@ -45,12 +48,14 @@ MODULES = {module_of(file): file for file in FILES}
 
 
 def part_of(module):
-    """The folder of a module in the package, or the module if it is in none."""
+    """Return the folder of a module in the package, or the module if it is in none."""
     return module.split(".")[0] or "__init__"
 
 
 def imports_of(file):
-    """What a file imports of the package, wherever it does: (module, name); the name is `None` for a whole module."""
+    """
+    Yield what a file imports of the package, anywhere in it: (module, name). The name is `None` for a whole module.
+    """
     folder = file.relative_to(ROOT).parent.parts
     for node in ast.walk(TREES[file]):
         if isinstance(node, ast.Import):
@@ -72,7 +77,7 @@ IMPORTS = {module: list(imports_of(file)) for module, file in MODULES.items()}
 
 
 @pytest.mark.parametrize("name_of", [str, part_of], ids=["file", "folder"])
-def test_nothing_imports_itself_by_way_of_others(name_of):
+def test_there_is_no_import_cycle(name_of):
     graph = {}
     for module, found in IMPORTS.items():
         graph.setdefault(name_of(module), set()).update(name_of(target) for target, _ in found)
@@ -115,7 +120,7 @@ def test_no_file_reads_private_names_of_a_trainer_that_it_was_given():
 
 
 def test_the_root_conftest_imports_no_framework():
-    # `pytest -m fast` is to be fast.
+    # Otherwise `pytest -m fast` would not be fast.
     code = "import conftest, sys; print({'torch', 'torch.distributed', 'transformers', 'trl'} & sys.modules.keys())"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "tests"
@@ -124,19 +129,22 @@ def test_the_root_conftest_imports_no_framework():
 
 
 def paths_in(text):
-    """Files and folders that a text names: `update/phase.py`, `update/`."""
+    """Return the files and folders that a text names, such as `update/phase.py` and `update/`."""
     return set(re.findall(r"(?<![\w./-])(?:[\w.-]+/)*[\w-]+(?:\.py\b|/)", text))
 
 
 def is_there(path):
-    """In the repository, in `tests/`, in the package, or in one of its folders, behind whose name it stands."""
+    """
+    Return whether a named path exists in the repository, in `tests/`, in the package, or in one of the package's
+    folders.
+    """
     return any(
         (base / path).exists() for base in (ROOT, ROOT / "tests", PACKAGE, *filter(Path.is_dir, PACKAGE.iterdir()))
     )
 
 
 def the_layers():
-    """The part of docs/design.md that has the layers and the map."""
+    """Return the part of docs/design.md with the layers and the map."""
     return (ROOT / "docs" / "design.md").read_text().partition("\n## The layers\n")[2].partition("\n## ")[0]
 
 
@@ -148,9 +156,9 @@ def test_the_layers_of_the_design_are_those_above():
     ]
 
 
-def test_the_maps_name_what_there_is():
+def test_the_maps_name_existing_files():
     (tree,) = re.findall(r"^```\n(trl_dapo/\n.*?)^```", the_layers(), flags=re.DOTALL | re.MULTILINE)
-    named = paths_in(tree) - {"trl_dapo/recipes/"}  # which is there in a wheel alone
+    named = paths_in(tree) - {"trl_dapo/recipes/"}  # which exists only in a wheel
     folders = {f"{file.parent.name}/" for file in PACKAGE.glob("*/__init__.py")}
     assert (folders | {file.name for file in PACKAGE.glob("*.py") if file.stem != "__init__"}) - named == set()
     named |= paths_in((ROOT / "CONTRIBUTING.md").read_text())

@@ -1,14 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The notebooks say what they say when they are run again.
+Notebooks give the stored outputs when they are run again.
 
-`python notebooks/execute.py` runs them and stores their outputs. Figures may differ from the stored ones by what the
-cell's metadata says, `"tolerance": {"abs": 4}` or `{"rel": 0.2}`, as in `pytest.approx`; elsewhere by `EXACT`.
+`python notebooks/execute.py` runs them and stores their outputs. Figures may differ from the stored ones by the
+tolerance in the cell's metadata, `"tolerance": {"abs": 4}` or `{"rel": 0.2}`, as in `pytest.approx`, and otherwise by
+`EXACT`.
 
-One machine gives the same figures each time. Where the last bits of a logit differ (kernels of AVX2 in place of
-AVX-512) now and then another token is sampled: the quickstart's figures moved by up to 0.7 points. What a notebook
-concludes does not lean on the tolerance: its own assertions say it, with slack.
+One machine gives the same figures each time. If the last bits of a logit differ (kernels of AVX2 instead of AVX-512),
+another token is sampled now and then: the quickstart's figures changed by up to 0.7 points. The conclusions of a
+notebook do not depend on the tolerance: its own assertions check them, with a margin.
 """
 
 import copy
@@ -26,14 +27,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-EXACT = {"rel": 1e-3}  # far above a float32's rounding, below the last digit of any figure of three
+EXACT = {"rel": 1e-3}  # far above the rounding of float32, below the last digit of a figure with three digits
 MAX_BYTES = 300_000
 REAL_MODEL, MODEL = "04_a_real_model.ipynb", "TRL_DAPO_SMOLLM2"
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 
 
 def differences(stored, executed):
-    """What an executed notebook says otherwise than the stored one, a line each."""
+    """Return the differences between a stored and an executed notebook, a line each."""
     found = []
     for index, (before, after) in enumerate(zip(stored.cells, executed.cells, strict=True)):
         if before.cell_type == "code":
@@ -55,12 +56,12 @@ def different_outputs(stored, executed, tolerance):
 
 
 def contents(output):
-    """What an output shows, by its kind: a type of data, or the name of a stream."""
+    """Return the contents of an output by kind: a type of data, or the name of a stream."""
     return {output.name: output.text} if output.output_type == "stream" else dict(output.data)
 
 
 def is_same_text(before, after, tolerance):
-    """Whether the words are the same, but for spaces, and the figures near."""
+    """Return whether the words are the same, apart from spaces, and the figures within the tolerance."""
     words = [NUMBER.sub("#", text).split() for text in (before, after)]
     return words[0] == words[1] and numbers(after) == pytest.approx(numbers(before), **tolerance)
 
@@ -71,7 +72,7 @@ def numbers(text):
 
 @every_notebook
 @pytest.mark.timeout(3600)
-def test_a_notebook_says_the_same_when_it_is_run_again(path):
+def test_a_notebook_gives_the_same_outputs_when_it_is_run_again(path):
     if path.name == REAL_MODEL and MODEL not in os.environ:
         pytest.skip(f"{MODEL} is not set: the folder of a model of 0.3 GB, and ten minutes")
     stored = nbformat.read(path, as_version=4)
@@ -97,14 +98,14 @@ def test_a_notebook_is_stored_as_one_clean_run(path):
 
 
 def text_of(notebook):
-    """All text that a notebook's outputs show."""
+    """Return all text in the outputs of a notebook."""
     shown = [contents(output) for cell in notebook.cells for output in cell.get("outputs", [])]
     return "\n".join(data for output in shown for kind, data in output.items() if not kind.startswith("image/"))
 
 
 @every_notebook
 def test_every_figure_of_the_prose_is_in_the_code_or_in_an_output(path):
-    """Or in a formula, of which the next test takes care. Addresses, code and the level of intervals do not count."""
+    """A figure may also be in a formula. Addresses, code and the level of intervals do not count."""
     notebook = nbformat.read(path, as_version=4)
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     prose = re.sub(r"\]\(.*?\)|`.*?`|95 %", " ", prose_of(notebook))

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel holds, and what it can do in an environment that has never seen the repository."""
+"""Contents of a wheel, and what it can do in an environment without the repository."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "trl_dapo", 
 
 
 def run(*command, cwd: Path) -> str:
-    """A command's output, run without the repository in its path and without data."""
+    """Return the output of a command that runs without the repository in its path and without data."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRL_DAPO_DATA")}
     result = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, timeout=200, cwd=cwd, env=environment
@@ -38,7 +38,7 @@ def run(*command, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # a copy, in which nothing was built before
+    source = folder / "source"  # a copy in which nothing was built before
     source.mkdir()
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -51,12 +51,15 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel, tmp_path_factory) -> Path:
-    """The programs of an environment with the wheel, and with what is installed in this one but for the package."""
+    """
+    Return the programs of an environment with the wheel, and with everything that is installed in this one except the
+    package.
+    """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     packages = Path(run(python, "-c", "import site; print(*site.getsitepackages())", cwd=folder).split()[0])
-    # A path file adds folders, not the path files in them, one of which would lead to the repository.
+    # A path file adds folders but not the path files in them, one of which would lead to the repository.
     (packages / "installed.pth").write_text("\n".join(site.getsitepackages()))
     options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--ignore-installed")
     run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel, cwd=folder)
@@ -72,14 +75,14 @@ def test_a_wheel_holds_every_module_and_every_recipe_once(wheel):
     recipes = [path for pattern in patterns for path in (ROOT / "recipes").glob(pattern)]
     assert len(recipes) >= 15
     assert (modules | {f"trl_dapo/{path.relative_to(ROOT)}" for path in recipes}) - set(names) == set()
-    assert "trl_dapo/py.typed" in names  # without which type checkers take the package for untyped
-    # Two copies: the ablation and what a test left would be in the wheel by accident.
+    assert "trl_dapo/py.typed" in names  # without it, type checkers treat the package as untyped
+    # Two copies, because the ablation and files that a test left could be in the wheel by accident.
     assert [name for name in names if name.startswith("recipes/") or "ablation" in name] == []
 
 
 def test_recipes_of_a_wheel_are_listed_and_shown_and_planned(programs, tmp_path):
     listed = run(programs / "trl-dapo", "recipes", cwd=tmp_path)
-    assert f"Their files: {programs.parent}" in listed
+    assert f"Files in:    {programs.parent}" in listed
     for recipe in (ROOT / "recipes").glob("*.yaml"):
         first_lines = [line.removeprefix("# ") for line in recipe.read_text().splitlines()[:2]]
         assert "\n".join([recipe.stem, *(f"  {line}" for line in first_lines)]) in listed
@@ -96,7 +99,7 @@ def test_a_wheel_trains_the_smoke_recipe_by_name_without_the_repository_or_data(
     said = run(programs / "trl-dapo", "train", "--config", "smoke_cpu", *options, cwd=tmp_path)
     assert "Rollout: 4 prompts x 4 completions" in said
     assert (tmp_path / "outputs" / "smoke_cpu" / "model.safetensors").is_file()
-    # It was the wheel's.
+    # The recipe was that of the wheel.
     where = run(programs / "python", "-c", "import trl_dapo; print(trl_dapo.__file__)", cwd=tmp_path)
     assert where.startswith(str(programs.parent))
 
@@ -111,7 +114,7 @@ def test_what_the_package_imports_is_declared_and_nothing_else():
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             imported |= {module.split(".")[0] for module in modules}
     imported = {"pyyaml" if name == "yaml" else name for name in imported - sys.stdlib_module_names}
-    # With a server or an engine alone, which the extra brings: `trl[vllm]`.
+    # Only needed with a server or an engine, which the extra installs: `trl[vllm]`.
     assert imported - names - {"trl_dapo"} == {"vllm", "requests", "urllib3"}
     assert names - imported == set()
 
@@ -126,7 +129,7 @@ def test_every_lower_bound_is_the_version_that_ci_installs():
         assert lowest[canonicalize_name(requirement.name)] == Version(bound), requirement
 
 
-def test_a_release_has_readmes_pictures_and_links_by_address_and_its_versions_notes():
+def test_a_release_has_the_readmes_pictures_and_links_by_address_and_the_notes_of_its_version():
     release = runpy.run_path(str(ROOT / ".ci" / "release.py"))
     page, address = (ROOT / "README.md").read_text(), "https://example.org/it"
     absolute = release["with_addresses"](page, address, "v1.2.3")

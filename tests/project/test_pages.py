@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages of docs/ tell a user to write works."""
+"""The settings, metrics and maps on the pages of docs/ are those of the code."""
 
 import re
 import runpy
@@ -23,7 +23,7 @@ PAPERS = dict(BLOCK.findall((ROOT / "docs" / "papers.md").read_text()))
 
 
 def explained() -> list[str]:
-    """The metrics that docs/reading_a_run.md lists, `*` for any part of a name."""
+    """Return the metrics that docs/reading_a_run.md lists, with `*` for any part of a name."""
     page = (ROOT / "docs" / "reading_a_run.md").read_text().partition("## Logged metrics")[2]
     return [re.sub(r"<\w+>", "*", name) for name in re.findall(r"`([^`\s]+)`", page)]
 
@@ -46,7 +46,7 @@ def test_every_metric_of_an_optimizer_step_is_explained(metrics):
 
 
 def config_of(paper: str, tmp_path) -> DAPOConfig:
-    """What a block of docs/papers.md makes, on a machine without a GPU."""
+    """Return the config that a block of docs/papers.md makes, on a machine without a GPU."""
     names = {"DAPOConfig": lambda folder, **given: DAPOConfig(str(tmp_path), use_cpu=True, bf16=False, **given)}
     exec(PAPERS[paper], names)
     return names["args"]
@@ -68,7 +68,7 @@ def test_the_settings_of_the_papers_are_what_the_page_says(tmp_path):
         "CISPO": (0.2, 5.0),
         "Polaris": (0.2, 0.28),
     }
-    # 512 prompts are 16 steps of 32; 20 rollouts of them warm up. GSPO's 64 are four steps of 16.
+    # 512 prompts are 16 steps of 32, and the warm-up is 20 rollouts. GSPO's 64 prompts are four steps of 16.
     steps = {paper: args.steps_per_generation // args.gradient_accumulation_steps for paper, args in made.items()}
     assert (steps["DAPO"], steps["GSPO"], made["DAPO"].warmup_steps) == (16, 4, 20 * 16)
     assert {paper: args.loss_type for paper, args in made.items() if args.loss_type != "dapo"} == {

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the README and docs/ show works: code runs, commands parse, tables are complete and paths exist."""
+"""The README and docs/ are correct: code runs, commands parse, tables are complete and paths exist."""
 
 import ast
 import csv
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 TEXT = "\n".join(PAGES.values())
-# What a machine without a GPU and a test without patience change in the README's example.
+# Changes to the README's example for a machine without a GPU and a fast test.
 SMALL = (
     "max_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, num_generations=4, report_to='none', "
     "per_device_train_batch_size=4, disable_tqdm=True, dynamic_sampling_max_gen_batches=1, "
@@ -47,13 +47,16 @@ def code_blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """The lines of indented blocks and of ```bash blocks that start one of our programs, continuations joined."""
+    """
+    Return the lines of indented blocks and of ```bash blocks that start one of this package's programs, with
+    continuation lines joined.
+    """
     text = re.sub(r"\\\n\s*", "", TEXT)
     return re.findall(r"^(?:    )?((?:trl-dapo|accelerate launch) .*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
 
 
 def train_small(script: str, changes: dict[str, str], folder: Path, monkeypatch) -> dict:
-    """Runs a script of a page with smaller settings; returns its names."""
+    """Run a script of a page with smaller settings; return its names."""
     for given, small in changes.items():
         assert given in script
         script = script.replace(given, small)
@@ -126,7 +129,11 @@ def test_the_example_of_two_rewards_makes_a_trainer(tiny_model, tmp_path, monkey
         "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1"}], "solution": "$2$"}] * 8),
     }
     exec(code, names)
-    assert names["trainer"]._task.describe().startswith("A group trains if 'accuracy_reward' differs within it.")
+    assert (
+        names["trainer"]
+        ._task.describe()
+        .startswith("A group is accepted if 'accuracy_reward' differs between its completions.")
+    )
 
 
 def test_the_script_for_80_gb_fits_as_the_plan_says(tmp_path):
@@ -190,7 +197,7 @@ def test_every_command_of_the_command_line_is_shown():
     assert "trl-dapo recipes --show NAME" in TEXT
 
 
-def test_every_recipe_and_every_added_field_stands_in_its_table():
+def test_every_recipe_and_every_added_field_is_in_its_table():
     text = (RECIPES / "README.md").read_text()
     assert sorted(re.findall(r"^\| `((?:qwen|smo)[\w.]*)`", text, re.MULTILINE)) == sorted(names_in(RECIPES))
     added = {field.name for field in dataclasses.fields(DAPOConfig)} - {f.name for f in dataclasses.fields(GRPOConfig)}
@@ -216,7 +223,7 @@ def section(text: str, title: str) -> str:
 
 
 def table_cells(text: str) -> list[list[str]]:
-    """Rows of a text's Markdown tables, without headings and rules."""
+    """Return the rows of a text's Markdown tables, without heads and rules."""
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
     ]
@@ -224,7 +231,7 @@ def table_cells(text: str) -> list[list[str]]:
     return [row for i, row in enumerate(rows) if i not in rules and i + 1 not in rules]
 
 
-def test_what_readme_says_of_the_quickstart_are_medians_and_ranges_of_its_five_seeds():
+def test_the_readmes_figures_of_the_quickstart_are_medians_and_ranges_of_its_five_seeds():
     with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
         runs = [{name: float(value) for name, value in run.items()} for run in csv.DictReader(file)]
     assert [run["seed"] for run in runs] == [42, 43, 44, 45, 46]
@@ -241,7 +248,7 @@ def test_what_readme_says_of_the_quickstart_are_medians_and_ranges_of_its_five_s
     assert "takes three CPU minutes" in text
 
 
-def test_what_evidence_says_of_the_quickstart_is_what_its_seeds_came_to():
+def test_the_evidence_of_the_quickstart_has_the_figures_of_its_seeds():
     with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
         runs = [{name: float(text) for name, text in run.items()} for run in csv.DictReader(file)]
     assert [run["seed"] for run in runs] == [42, 43, 44, 45, 46]
@@ -254,8 +261,8 @@ def test_what_evidence_says_of_the_quickstart_is_what_its_seeds_came_to():
     assert "the worst seed gains {} points with `GRPOTrainer` and {} with `DAPOTrainer`".format(*least) in evidence
     informative = spread([run["grpo_informative"] for run in runs], "{:.0%}")
     assert "{} of the groups have a gradient ({} to {})".format(*informative) in evidence
-    steps = spread([run["dapo_steps"] / run["grpo_steps"] for run in runs], "{:.2f}")
-    assert "{} times the optimizer steps ({} to {})".format(*steps) in evidence
+    steps = spread([run["dapo_steps"] / run["grpo_steps"] for run in runs], "{:.2f}x")
+    assert "{} the optimizer steps ({} to {})".format(*steps) in evidence
     seconds = spread([run["cpu_seconds"] for run in runs], "{:.0f}")
     assert "{} CPU seconds of one core ({} to {})".format(*seconds) in evidence
     signs = [(run["difference_low"] > 0) - (run["difference_high"] < 0) for run in runs]
@@ -279,6 +286,6 @@ def test_every_page_is_linked_from_the_readme_and_the_index():
     assert pages - {name for name in pages if f"]({name})" in page("index")} == {"index.md"}
 
 
-def test_the_page_of_settings_is_what_the_docstring_says():
+def test_the_page_of_settings_is_written_from_the_docstring():
     script = runpy.run_path(str(ROOT / "docs" / "configuration.py"))
     assert script["PAGE"].read_text() == script["describe"](DAPOConfig.__doc__)

@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated engines of benchmarks/rollout_seconds/, by hand, and the formula of what the screen saves."""
+"""
+The simulated engines of benchmarks/rollout_seconds/, worked out by hand, and the formula for what the screen saves.
+"""
 
 import math
 from types import SimpleNamespace
@@ -26,7 +28,7 @@ from trl_dapo.sampling.example_names import prompt_name
 
 
 def test_a_completion_takes_the_slot_that_is_free_first():
-    # Two slots: the completions of length 1 and 2 begin at once, that of length 3 where the first ends.
+    # Two slots: the completions of length 1 and 2 begin at once, and the one of length 3 when the first ends.
     assert assign([1.0, 2.0, 3.0], [0.0, 0.0]) == ([0.0, 0.0, 1.0], [1.0, 2.0, 4.0])
     # Requested at 5, when one slot is busy until 6.
     assert assign([1.0, 1.0], [0.0, 6.0], now=5.0) == ([5.0, 6.0], [6.0, 7.0])
@@ -38,7 +40,8 @@ def test_a_round_on_slots_lasts_until_its_last_completion_ends():
 
 
 def test_without_a_scheduler_every_completion_is_as_long_as_the_longest():
-    # A step of 3 completions takes (1 + 3 / 4) / (1 + 1 / 4) = 1.4 of one of a single completion, and 3 are made.
+    # A step of 3 completions takes (1 + 3 / 4) / (1 + 1 / 4) = 1.4 times as long as one of 1 completion.
+    # There are 3 steps.
     assert round_seconds(Engine(math.inf, 4, schedules=False), [1.0, 2.0, 3.0]) == pytest.approx(3 * 1.4)
 
 
@@ -58,7 +61,7 @@ def test_on_a_gpu_a_round_of_512_takes_as_much_longer_than_one_of_8_as_was_measu
 def test_lengths_have_the_mean_1_and_end_at_8():
     lengths = np.array(draw_lengths(np.random.default_rng(0), 100_000))
     assert lengths.max() == 8.0
-    assert lengths.mean() == pytest.approx(0.98, abs=0.01)  # what is cut off is missing
+    assert lengths.mean() == pytest.approx(0.98, abs=0.01)  # the part that is cut off is missing
     assert np.median(lengths) == pytest.approx(math.exp(-0.5), rel=0.02)
 
 
@@ -66,16 +69,16 @@ def test_lengths_have_the_mean_1_and_end_at_8():
 
 
 def test_uniform_pass_rates_are_found_by_their_acceptance():
-    # Of uniform pass rates n completions are all equal with probability 2 / (n + 1).
+    # With uniform pass rates, n completions are all equal with probability 2 / (n + 1).
     assert beta_with_acceptance(7 / 9, 8) == pytest.approx((1.0, 1.0), rel=1e-3)
 
 
 def test_the_screen_of_uniform_pass_rates_costs_more_than_whole_groups():
-    # Whole groups of 8 cost 8 / (7 / 9) = 72 / 7 completions, three first 3 / (1 / 2) + 5 = 11.
+    # Whole groups of 8 cost 8 / (7 / 9) = 72 / 7 completions, and three sampled first cost 3 / (1 / 2) + 5 = 11.
     assert saving_of_screen(7 / 9, 8, num_first=3) == pytest.approx(72 / 7 / 11, rel=1e-3)
 
 
-def test_what_the_screen_saves_of_rare_groups_follows_from_harmonic_numbers():
+def test_the_saving_of_the_screen_with_rare_groups_follows_from_harmonic_numbers():
     # H(7) = 2.592857 and H(2) = 1.5: 1 / (3 / 8 x 1.728571 + 0.1 x 5 / 8).
     assert approximate_saving(0.1, 8, 3) == pytest.approx(1 / 0.710714, rel=1e-5)
     for num_generations in (8, 16):
@@ -83,10 +86,10 @@ def test_what_the_screen_saves_of_rare_groups_follows_from_harmonic_numbers():
         assert approximate_saving(0.02, num_generations, 3) == pytest.approx(exact, rel=0.01)
 
 
-def test_a_saving_is_reached_at_the_acceptance_that_is_told_or_never():
+def test_a_saving_is_reached_at_the_returned_acceptance_rate_or_never():
     at = acceptance_at_saving(1.5, 16)
     assert saving_of_screen(at, 16) == pytest.approx(1.5, abs=1e-3)
-    # Groups of 8: the limit of three first is 8 x 1.5 / (3 x 2.592857) = 1.54.
+    # Groups of 8: the limit with three sampled first is 8 x 1.5 / (3 x 2.592857) = 1.54.
     assert acceptance_at_saving(1.6, 8) is None
 
 
@@ -107,7 +110,7 @@ def test_the_sampler_saves_with_the_screen_what_the_formula_says():
 
 def test_a_threshold_lies_between_the_rates_that_were_simulated():
     savings = {0.2: 1.8, 0.5: 1.2, 0.8: 1.0}
-    # Half the way from 1.8 to 1.2 is half the way from 20% to 50%.
+    # Halfway from 1.8 to 1.2 is halfway from 20% to 50%.
     assert study.crossing(savings, 1.5) == pytest.approx(0.35)
     assert study.crossing(savings, 2.0) is None
     assert study.crossing(savings, 1.0) == 1.0
@@ -131,7 +134,7 @@ def test_an_engine_that_samples_ahead_hides_a_rollout_behind_an_update(monkeypat
     assert times(2)[-1] == 5.0
 
 
-# ---- Runs that are simulated again ----
+# ---- Simulated runs ----
 
 
 def test_groups_that_are_all_correct_or_all_wrong_have_pass_rates_at_both_ends():
@@ -139,14 +142,14 @@ def test_groups_that_are_all_correct_or_all_wrong_have_pass_rates_at_both_ends()
     assert a == pytest.approx(b)
     assert a + b < 0.1
     a, b = replay.fit_beta({(0, 8): 500})
-    assert a / (a + b) < 0.001  # nobody has seen a correct completion among 4,000
+    assert a / (a + b) < 0.001  # no correct completion among 4,000
     a, b = replay.fit_beta({(2, 8): 20})
     assert a / (a + b) == pytest.approx(0.25, abs=0.04)
     assert a + b > 10
 
 
 def rows_of(names, rollout=0):
-    """Groups of 8 with 4 correct completions of 2 tokens and 4 wrong ones of 5."""
+    """Return groups of 8 with 4 correct completions of 2 tokens and 4 incorrect ones of 5."""
     reward = f"rewards/{exact_answer_reward.__name__}"
     return [
         {
@@ -171,10 +174,10 @@ def test_a_simulated_run_has_the_pass_rates_and_the_lengths_of_its_ledger():
     assert spent.tokens / spent.completions == pytest.approx((2 + 5) / 2, rel=0.02)
 
 
-def test_what_was_seen_long_before_counts_less():
+def test_older_observations_count_less():
     rows = [{"rollout": 0, "prompt_id": "a", "source": "sum", "correct": 800, "scored": 800}]
     rows += [{"rollout": 150, "prompt_id": f"{i}", "source": "sum", "correct": 4, "scored": 8} for i in range(20)]
     rates = replay.draw_pass_rates(rows, replay.fit_priors(rows), ["a"], ["sum"], 11, np.random.default_rng(0))
     assert rates[0, 0] > 0.9
-    # Ten stretches later 800 successes count 800 / 2^10, less than one, and the family is half right.
+    # Ten stretches later 800 successes count 800 / 2^10, which is less than one, and half of the family is correct.
     assert rates[0, 10] == pytest.approx(0.5, abs=0.2)

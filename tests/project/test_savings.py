@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/savings/: which prompts are hard, what is counted, how long a run goes on, and what is read off it."""
+"""benchmarks/savings/: which prompts are hard, what is counted, how long a run continues, and its measures."""
 
 import math
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_hard_prompts_are_those_that_are_solved_at_most_five_times_in_a_hundred(
 
 
 def test_the_hardest_quarter_is_of_all_problems_but_leaves_out_those_that_are_never_solved():
-    # Two of eight; the first three are solved less than once in a hundred.
+    # A quarter of eight is two. The first three are solved less than once in a hundred.
     assert tasks.hardest_quarter([0.0, 0.001, 0.009, 0.5, 0.02, 0.9, 0.01, 0.3]) == [6, 4]
 
 
@@ -80,10 +80,10 @@ def test_a_run_counts_its_groups_until_its_budget_is_spent(arm, tmp_path, monkey
     assert (result["screened"] > 0) == ("screen" in arm)
 
 
-# ---- Which runs count, and how long they go on ----
+# ---- Which runs count, and how long they continue ----
 
 
-def test_a_run_that_counts_has_a_whole_budget_and_a_trial_its_steps_alone():
+def test_a_run_that_counts_has_a_whole_budget_and_a_trial_only_its_steps():
     job = study.make_job("one in ten", study.CARRY, 2.0, 10)
     assert job.settings["learning_rate"] == 6e-5
     limits = job.min_rollouts, job.min_tokens, job.max_seconds, job.max_tokens
@@ -92,7 +92,7 @@ def test_a_run_that_counts_has_a_whole_budget_and_a_trial_its_steps_alone():
 
 
 def curve(at_steps, later):
-    """A curve of the quickstart, whose 300 steps are 75 rollouts."""
+    """Return a curve of the quickstart, whose 300 steps are 75 rollouts."""
     places = ((0, 0.4, 0), (75, at_steps, 40), (100, later, 60))
     return [
         {
@@ -120,7 +120,7 @@ def test_the_best_rate_has_the_highest_accuracy_after_the_steps_with_the_seed_th
     assert study.counted_runs(results) == {}
 
 
-def test_a_table_has_what_a_run_came_to_when_its_steps_tokens_and_seconds_were_spent():
+def test_a_table_has_the_accuracy_of_a_run_when_its_steps_tokens_and_seconds_were_spent():
     results = {("quickstart", study.CARRY, "1", 10): run(0.6, later=0.5)}
 
     def cell(title):

@@ -27,14 +27,14 @@ def test_one_correct_completion_of_eight_is_among_the_first_three_in_three_of_ei
 
 
 def test_graded_rewards_pass_unless_all_drawn_have_one_value():
-    # Two draws of (0, 0, 0, 0.5, 0.5, 1): of C(6, 2) = 15 pairs C(3, 2) + C(2, 2) + 0 = 4 are equal.
+    # Two draws of (0, 0, 0, 0.5, 0.5, 1): C(3, 2) + C(2, 2) + 0 = 4 of the C(6, 2) = 15 pairs are equal.
     assert probability_to_pass([0.0, 0.0, 0.0, 0.5, 0.5, 1.0], 2) == pytest.approx(11 / 15)
-    # A value that rounding alone tells from another is the same value.
+    # Values that differ only by rounding are the same value.
     assert probability_to_pass([0.0, 1e-9, 0.0, 0.5, 0.5, 1.0], 2) == pytest.approx(11 / 15)
 
 
 def test_a_completion_without_a_score_does_not_make_the_first_ones_differ():
-    # Of the C(4, 2) = 6 pairs of (1, 0, nothing, nothing) only one differs.
+    # Only one of the C(4, 2) = 6 pairs of (1, 0, nothing, nothing) differs.
     assert probability_to_pass([1.0, 0.0, math.nan, math.nan], 2) == pytest.approx(1 / 6)
 
 
@@ -57,7 +57,9 @@ def test_unequal_weights_leave_fewer_effective_groups():
 
 
 def group_gradient(outcome, probabilities, rewards):
-    """The policy gradient of one group by the logits: advantages in units of the group's standard deviation."""
+    """
+    Return the policy gradient of one group by the logits, with advantages in units of the group's standard deviation.
+    """
     rewards_G = rewards[list(outcome)]
     advantages_G = (rewards_G - rewards_G.mean()) / (rewards_G.std() + 1e-4)
     score_GA = np.eye(len(probabilities))[list(outcome)] - probabilities  # of a softmax
@@ -65,7 +67,7 @@ def group_gradient(outcome, probabilities, rewards):
 
 
 def expected_gradient(probabilities, rewards, num_generations, num_first, weigh):
-    """What a prompt adds to a batch on average, if a group trains when its first `num_first` rewards differ."""
+    """Return what a prompt adds to a batch on average, if a group trains when its first `num_first` rewards differ."""
     total = np.zeros(len(probabilities))
     for outcome in itertools.product(range(len(probabilities)), repeat=num_generations):
         rewards_G = rewards[list(outcome)]
@@ -95,7 +97,7 @@ def test_a_screened_and_weighted_group_has_the_gradient_of_a_whole_one(
 
 
 def test_a_batch_of_prompts_with_different_pass_rates_keeps_its_direction_only_with_weights():
-    """Each prompt has a screen of its own, as `"auto"` chooses; the logit of each is a parameter of its own."""
+    """Each prompt has its own screen, as `"auto"` chooses, and the logit of each is its own parameter."""
     rates, firsts = (0.05, 0.5, 0.85), (2, 4, 3)
 
     def of_batch(firsts, weigh):
@@ -115,7 +117,10 @@ def test_a_batch_of_prompts_with_different_pass_rates_keeps_its_direction_only_w
 
 
 def one_or_two_right():
-    """Of prompts 1, 3, ... the first of 4 completions is right; of 2, 4, ... the first and the third, and longer."""
+    """
+    Reward function: the first of 4 completions is correct for prompts 1, 3, ...; the first and the third, which are
+    longer, for prompts 2, 4, ...
+    """
     seen = Counter()
 
     def script(text, i):
@@ -129,7 +134,7 @@ def one_or_two_right():
 
 
 def trained_advantages(trainer_class, tiny_model, tmp_path, num_passes=None, **settings):
-    """The advantages of right and of wrong completions that train, by prompt."""
+    """Return the advantages of correct and of incorrect completions that train, by prompt."""
 
     class Trainer(ScriptedTrainer, trainer_class):
         pass
@@ -149,9 +154,9 @@ def trained_advantages(trainer_class, tiny_model, tmp_path, num_passes=None, **s
 
 def test_the_trainer_multiplies_advantages_by_one_over_the_probability_to_pass(tiny_model, tmp_path):
     trainer, found = trained_advantages(ScreenWeighted, tiny_model, tmp_path)
-    # One of four is right in prompts 1 and 3: 3 of 6 pairs differ, the weight is 2, and 4 completions have 24 tokens.
-    # Two are right in prompts 0 and 2: 4 of 6 pairs differ, the weight is 3 / 2, and 4 completions have 32 tokens.
-    # The mean over tokens is (2 x 24 x 2 + 2 x 32 x 3 / 2) / 112 = 12 / 7, which leaves 7 / 6 and 7 / 8.
+    # One of four is correct in prompts 1 and 3: 3 of 6 pairs differ, the weight is 2, and 4 completions have 24
+    # tokens. Two are correct in prompts 0 and 2: 4 of 6 pairs differ, the weight is 3 / 2, and 4 completions have 32
+    # tokens. The mean over tokens is (2 x 24 x 2 + 2 x 32 x 3 / 2) / 112 = 12 / 7, which leaves 7 / 6 and 7 / 8.
     # Advantages are in standard deviations, 1 / 2 and 1 / sqrt(3).
     assert found == pytest.approx(
         {
@@ -171,7 +176,7 @@ def test_the_trainer_multiplies_advantages_by_one_over_the_probability_to_pass(t
     assert log["weights/share_effective"] == pytest.approx(7**2 / (4 * 12.5))  # (2 + 2 + 1.5 + 1.5)^2, squares 12.5
 
 
-def test_the_trainer_leaves_whole_groups_as_they_are(tiny_model, tmp_path):
+def test_the_trainer_does_not_change_whole_groups(tiny_model, tmp_path):
     settings = {"dynamic_sampling_screen": None}
     _, weighted = trained_advantages(ScreenWeighted, tiny_model, tmp_path / "weighted", **settings)
     _, plain = trained_advantages(object, tiny_model, tmp_path / "plain", **settings)
@@ -179,11 +184,11 @@ def test_the_trainer_leaves_whole_groups_as_they_are(tiny_model, tmp_path):
     assert plain[1, "right"] == pytest.approx(1.5, rel=1e-3)
 
 
-def test_the_memory_weighs_a_visit_by_the_passes_it_stands_for_up_to_four(tiny_model, tmp_path):
+def test_the_memory_weights_a_visit_by_the_passes_that_it_represents_up_to_four(tiny_model, tmp_path):
     settings = {"dynamic_sampling_memory": True}
     num_passes = {0: 1, 1: 3, 2: 9}
     _, found = trained_advantages(ScreenAndMemoryWeighted, tiny_model, tmp_path, num_passes, **settings)
-    # Weights: 3/2, 2 x 3, 3/2 x 4, and 2 for prompt 3, which nothing is known of. Their mean over tokens is
+    # Weights: 3/2, 2 x 3, 3/2 x 4, and 2 for prompt 3, of which nothing is known. Their mean over tokens is
     # (3/2 x 32 + 6 x 24 + 6 x 32 + 2 x 24) / 112 = 432 / 112 = 27 / 7.
     of_right = {i: found[i, "right"] for i in range(4)}
     assert of_right == pytest.approx(

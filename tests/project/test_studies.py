@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The studies of benchmarks/: each trains, here on a model that takes seconds, and what their verdicts are made of."""
+"""The studies of benchmarks/: each trains, here on a model that takes seconds, and how their verdicts are computed."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def save_model(folder, tokenizer):
 # ---- Runs ----
 
 
-def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
+def test_a_run_of_the_ladder_returns_its_figures(tmp_path):
     job = Job("ladder", "+ token-level loss", 0, ladder.run.settings_of("+ token-level loss"), num_rollouts=2)
     result = ladder.run.run(job, save_model(tmp_path / "checkpoint", build_tokenizer()), tmp_path)
     assert json.loads(json.dumps(result)) == result  # it is kept in a file
@@ -54,15 +54,15 @@ def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
 @pytest.mark.parametrize(
     "arm", [Arm(GRPO, {}), Arm(DAPO, {"dynamic_sampling_max_gen_batches": 1})], ids=["GRPO", "DAPO"]
 )
-def test_a_run_on_countdown_is_probed_on_the_way_and_on_more_problems_at_its_end(arm, tmp_path, monkeypatch):
+def test_a_run_on_countdown_is_probed_during_the_run_and_on_more_problems_at_its_end(arm, tmp_path, monkeypatch):
     small = {"NUM_PROMPTS": 2, "NUM_GENERATIONS": 4, "NUM_STEPS": 2, "NUM_TRAIN": 64, "MAX_LENGTH": 8}
     for name, value in {**small, "NUM_PROBED": 8, "NUM_HELD_OUT": 16}.items():
         monkeypatch.setattr(larger, name, value)
-    look, asked = larger.probe, []
-    monkeypatch.setattr(larger, "probe", lambda *args: asked.append(len(args[2])) or look(*args))
+    probe, num_asked = larger.probe, []
+    monkeypatch.setattr(larger, "probe", lambda *args: num_asked.append(len(args[2])) or probe(*args))
     checkpoint = save_model(tmp_path / "checkpoint", countdown.make_tokenizer())
     result = larger.train(Job("Countdown", "any", 0, {}, num_rollouts=2), checkpoint, tmp_path / "run", arm)
-    assert asked == [8] * 3 + [16]
+    assert num_asked == [8] * 3 + [16]
     assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
     assert result["tokens"] == result["curve"][-1]["tokens"]
 
@@ -78,11 +78,11 @@ def test_a_run_of_a_mechanism_is_probed_before_and_after(trainer, tmp_path, monk
     assert ("relative variance" in result) == (trainer == "Frozen")
 
 
-def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
+def test_without_ms_swift_this_packages_methods_run_and_return_their_figures(tmp_path):
     jobs = peers.jobs_of(range(1), {"quickstart": 1, "one in ten": 1})
     assert {job.arm for job in jobs} == set(peers.OURS)
     figures = peers.figures_of(peers.run(jobs[0], save_model(tmp_path / "checkpoint", build_tokenizer()), tmp_path))
-    # A model with random weights: all rounds that it may take.
+    # A model with random weights takes all rounds that it may take.
     assert (figures["rollouts"], figures["rounds"], figures["fallbacks"]) == (1, 30, 1)
     assert 30 * 128 <= figures["tokens"] <= 30 * 128 * 8
 
@@ -100,13 +100,15 @@ def test_a_run_on_sums_is_probed_before_and_after_each_rollout(tiny_model, tmp_p
     settings = rollouts_of(1, 2, 1, max_completion_length=2, learning_rate=1e-5)
     found = train(Job("sums", "GRPO", 0, settings, num_rollouts=1), tiny_model, tmp_path, Arm(GRPO, {}))
     assert [(point["rollouts"], point["accuracy"]) for point in found["curve"]] == [(0, 0.0), (1, 0.0)]
-    assert [point["tokens"] for point in found["curve"]] == [0, 4]  # a model at random does not end by itself
+    assert [point["tokens"] for point in found["curve"]] == [0, 4]  # a random model does not end by itself
 
 
 @pytest.mark.parametrize("arm", two_names.ARMS_OF_TWO_REWARDS)
-def test_a_run_with_two_rewards_that_is_at_its_target_goes_on_for_the_steps_that_are_compared(arm, tmp_path):
+def test_a_run_with_two_rewards_that_is_at_its_target_continues_for_the_steps_that_are_compared(arm, tmp_path):
     checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
-    job = two_names.make_job({}, "two rewards", arm, 1.0, 10, start=-1.0)  # it begins above its target
+    job = two_names.make_job(
+        {}, "two rewards", arm, 1.0, 10, start=-1.0
+    )  # its accuracy is above its target from the beginning
     assert (job.min_rollouts, job.min_seconds) == same_budget.BUDGETS["two rewards"] == (80, 20.0)
     job = job._replace(min_rollouts=2, min_seconds=0.0)
     result = two_names.TASKS["two rewards"].train(job, checkpoint, tmp_path / "run", two_names.ARMS[arm])
@@ -142,15 +144,26 @@ def test_accuracy_with_two_rewards_counts_an_answer_that_is_closed_and_one_that_
     assert two_rewards.accuracy(model, tokenizer, ["17+05=220"]) == pytest.approx(n**-4 + n**-5, rel=1e-4)
 
 
-def test_a_countdown_that_uses_each_number_once_and_reaches_the_target_is_right_and_nothing_else_is():
-    right = ["!7*3+25", "25+3=28+7=35;7*3=21+25=46!3*7+25", "!1!7*3+25"]  # the last answer counts
-    # No answer; from left to right, 32 * 3; below 0 and above 99 on the way; not each number once; no ASCII.
-    wrong = ["", "!", "7*3=21+25=46", "!46", "!25+7*3", "!3-7+25", "!25*7+3", "!7*3", "!7*3+25-3+3", "!\u0667*3+25"]
-    completions = [[{"role": "assistant", "content": text}] for text in (*right, *wrong)]
+def test_a_countdown_that_uses_each_number_once_and_reaches_the_target_is_correct_and_nothing_else_is():
+    correct = ["!7*3+25", "25+3=28+7=35;7*3=21+25=46!3*7+25", "!1!7*3+25"]  # the last answer counts
+    # No answer; evaluated from left to right, 32 * 3; below 0 and above 99 on the way; not each number once; no ASCII.
+    incorrect = [
+        "",
+        "!",
+        "7*3=21+25=46",
+        "!46",
+        "!25+7*3",
+        "!3-7+25",
+        "!25*7+3",
+        "!7*3",
+        "!7*3+25-3+3",
+        "!\u0667*3+25",
+    ]
+    completions = [[{"role": "assistant", "content": text}] for text in (*correct, *incorrect)]
     assert countdown.score(completions, problem=["3,7,25:46"] * 13) == [1.0] * 3 + [-1.0] * 10
 
 
-def test_no_task_trains_on_what_is_held_out():
+def test_no_task_trains_on_held_out_problems():
     trained = countdown.Problems(3, give_up=1 / 8).draw(1500)
     numbers = [[tuple(sorted(re.findall(r"\d+", p)[:-1])) for p in each] for each in (trained, larger.held_out(1500))]
     assert not set(numbers[0]) & set(numbers[1])  # sets of numbers, whatever their order

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the runs that are kept say when many differences are tested together, and that the pages say so."""
+"""The verdicts of the kept runs when many differences are tested together, and what the pages say about them."""
 
 import math
 import statistics
@@ -48,27 +48,27 @@ def test_the_smallest_of_three_p_values_counts_three_times_the_next_twice_and_no
 
 
 def count(results, predictions):
-    """Verdicts of intervals other than "not shown", and of these how many hold by Holm."""
+    """Return the number of interval verdicts other than "not shown", and how many of these hold by Holm."""
     held = by_holm(results, predictions)
     plain = [check(prediction, results).verdict for prediction in predictions]
     assert all(as_one in (verdict, "not shown", "not counted") for verdict, as_one in zip(plain, held, strict=True))
-    said = {"shown", "refuted"}
-    return sum(verdict in said for verdict in plain), sum(verdict in said for verdict in held)
+    decided = {"shown", "refuted"}
+    return sum(verdict in decided for verdict in plain), sum(verdict in decided for verdict in held)
 
 
 def test_the_mechanisms_verdicts_that_hold_are_counted_on_the_page():
     plain, held = count(mechanisms.STUDY.read(), PREDICTIONS)
     assert (plain, held) == (13, 7)
-    assert f"Of {plain} other verdicts {held} hold by Holm." in OF_EVIDENCE
+    assert f"{held} of the {plain} other verdicts hold by Holm." in OF_EVIDENCE
 
 
-def test_what_is_true_by_construction_is_neither_shown_nor_counted_and_facts_stand_on_the_page():
+def test_what_is_true_by_construction_is_neither_shown_nor_counted_and_facts_are_on_the_page():
     results = mechanisms.STUDY.read()
     assert mechanisms.describe_facts(results) in OF_EVIDENCE
     named = [prediction for prediction in PREDICTIONS if prediction.by_construction]
     assert [(prediction.arm, prediction.quantity.title) for prediction in named] == [
-        ("filtering", "right but cut off that are punished"),
-        ("carry", "tokens generated for one that trains"),
+        ("filtering", "correct but cut-off completions that are punished"),
+        ("carry", "generated tokens per token that trains"),
     ]
     assert all(describe_outcome(prediction, results).endswith(": by construction") for prediction in named)
     assert by_holm(results, named) == ["not counted"] * 2
@@ -82,9 +82,9 @@ def test_none_of_the_larger_tasks_verdicts_holds_and_the_page_says_so():
 def test_the_peers_table_says_of_each_difference_whether_it_holds():
     judged = peers.judge(peers.differences(read_csv(peers.HERE, peers.KEY)))
     accuracy = [said for (_, _, name), said in judged.items() if name == "accuracy" and said.startswith(":")]
-    assert accuracy == [": differs, by Holm not"] * 3
+    assert accuracy == [": differs, but not by Holm"] * 3
     assert "three of our six rows are ahead by more than the interval, by Holm none" in OF_EVIDENCE
-    # Of two tasks with six methods: not the one compared with, nor the one that made the very same runs; two figures.
+    # Two tasks with six methods and two figures, without the reference and the method that made the very same runs.
     same = [key for key, said in judged.items() if said == ", the same runs"]
     assert [key[:2] for key in same] == [("quickstart", "ms-swift, 3 resamples")] * 2
     assert f"{2 * (2 * 5) - len(same)} differences tested" in OF_EVIDENCE
@@ -97,7 +97,7 @@ def test_ms_swift_did_what_its_model_does_in_every_rollout_and_the_page_says_so(
 
 
 def tokens_of_the_last_two_rungs(which):
-    """Tokens generated with dynamic sampling and without, means over seeds."""
+    """Return the tokens generated with and without dynamic sampling, as means over seeds."""
     path = {"ablation": ROOT / "recipes/ablation/ladder.csv", "larger": ROOT / "benchmarks/larger/runs.csv"}[which]
     name = {"ablation": "rung", "larger": "arm"}[which]
     found = {}
@@ -145,7 +145,7 @@ def test_every_method_that_was_run_has_a_row():
     assert all(f"| {name} |" in BENCHMARKS for name in (*pages.ARMS.values(), *pages.ARMS_OF_TWO_REWARDS.values()))
 
 
-def test_the_table_of_tokens_has_each_arms_and_their_multiple_of_grpos():
+def test_the_table_of_tokens_has_those_of_each_arm_and_their_ratio_to_grpos():
     rows = {cells[0]: cells[1:] for cells in (row.strip("| ").split(" | ") for row in pages.results_table()[2:])}
     # 29,569 of 153,602, each arm at its best rate.
     assert rows["`GRPOTrainer`"][1] == "153,602"
@@ -160,7 +160,7 @@ def test_the_table_of_tokens_has_each_arms_and_their_multiple_of_grpos():
     assert only_one[:5] == ["one reward"] * 5
 
 
-def test_accuracy_is_read_where_the_steps_or_the_seconds_of_a_task_are_spent():
+def test_accuracy_is_read_when_the_steps_or_the_seconds_of_a_task_are_spent():
     curve = [
         {"rollouts": 0, "tokens": 0, "seconds": 0.0, "accuracy": 0.4},
         {"rollouts": 50, "tokens": 900, "seconds": 20.0, "accuracy": 0.6},
@@ -169,19 +169,24 @@ def test_accuracy_is_read_where_the_steps_or_the_seconds_of_a_task_are_spent():
     results = {("quickstart", arm, "1", 10): {"curve": curve} for arm in (two_names.FOUR, two_names.ONE)}
     # 300 steps are 75 rollouts of four: halfway from 0.6 to 0.5. After 20 seconds it is 0.6.
     of_four, _, of_one, *others = same_budget.rows_of(results, "quickstart")
-    assert of_four == ["GRPO", "55.0% (55.0% to 55.0%, 1 seed)", "1,450", "60.0% (60.0% to 60.0%, 1 seed)"]
-    assert of_one == ["GRPO, one step", "", "", "60.0% (60.0% to 60.0%, 1 seed)"]  # a step is another there
+    assert of_four == ["GRPO", "55.0% (55.0% to 55.0%, 1 of 5 seeds)", "1,450", "60.0% (60.0% to 60.0%, 1 of 5 seeds)"]
+    assert of_one == [
+        "GRPO, one step",
+        "",
+        "",
+        "60.0% (60.0% to 60.0%, 1 of 5 seeds)",
+    ]  # a step is something else there
     assert [row[3] for row in others] == ["not run"] * 2
 
 
 def run(tokens, accuracy=0.6):
-    """Two points of a curve that begins at 0.4."""
+    """Return a run whose curve has two points and begins at 0.4."""
     points = [(0, 0.4), (tokens, accuracy)]
     curve = [{"rollouts": i, "tokens": at, "seconds": 1.0, "accuracy": found} for i, (at, found) in enumerate(points)]
     return {"accuracy": accuracy, "tokens": float(tokens), "seconds": 1.0, "acceptance": 0.5, "curve": curve}
 
 
-def test_of_each_arm_the_rate_counts_that_was_best_with_the_seed_that_does_not(tmp_path):
+def test_the_best_rate_of_each_arm_with_the_seed_that_does_not_count_is_used(tmp_path):
     results, page = {}, EVIDENCE.read_text()
     for arm, best in ((two_names.FOUR, 2.0), (two_names.DEFAULT, 0.5)):
         for factor in two_names.FACTORS:
@@ -195,9 +200,9 @@ def test_of_each_arm_the_rate_counts_that_was_best_with_the_seed_that_does_not(t
     assert kept.read() == results
     blank = two_names.STUDY._replace(folder=tmp_path / "nothing").filled_in(page)
     said = [line for line in kept.filled_in(page).splitlines() if line not in blank.splitlines()]
-    # 700 and 1,000 tokens with 10, 11 and 12 more; GRPO's curve has 54.06 % at 710 of 1,010.
+    # 700 and 1,000 tokens with 10, 11 and 12 more; GRPO's curve has 54.06% at 710 of 1,010.
     assert said == [
-        "| quickstart | default, GRPO | fewer tokens | 711 beside 1,011: -300 (-300 to -300): shown | shown |",
-        "| quickstart | default, GRPO | accuracy at equal tokens higher | 60.0 % beside 54.1 %: +5.9 (+5.9 to +5.9): "
+        "| quickstart | default, GRPO | fewer tokens | 711 and 1,011: -300 (-300 to -300): shown | shown |",
+        "| quickstart | default, GRPO | accuracy at equal tokens higher | 60.0% and 54.1%: +5.9 (+5.9 to +5.9): "
         "shown | shown |",
     ]

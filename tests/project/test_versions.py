@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/limits.md says of releases."""
+"""The tables of releases in docs/limits.md."""
 
 import sys
 from pathlib import Path

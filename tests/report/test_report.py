@@ -40,7 +40,7 @@ TIMES = {"sampling": 6.0, "update": 5.0, "rewards": 2.0, "other": 1.0}
 
 
 def entry(step: int, **metrics) -> dict:
-    """What DAPOTrainer logs of one step in which 6 of 16 groups were accepted."""
+    """Return the log entry of DAPOTrainer for a step in which 6 of 16 groups were accepted."""
     sampling = {"groups_generated": 16.0, "acceptance_rate": 6 / 16, "rounds": 2.0}
     sampling |= {"dropped/all_correct": 7.0, "dropped/all_wrong": 3.0, "dropped/masked": 0.0}
     sampling |= {"tokens_generated": 800.0, "tokens_trained": 320.0, "groups_trained": 6.0, "shortfall": 10.0}
@@ -59,7 +59,7 @@ def entry(step: int, **metrics) -> dict:
 
 
 def grpo_entry(step: int, **metrics) -> dict:
-    """What GRPOTrainer logs of one step in which the rewards of 6 of 16 groups were all equal."""
+    """Return the log entry of GRPOTrainer for a step in which the rewards of 6 of 16 groups were all equal."""
     rewards = {"reward": 0.1 * step, "reward_std": 0.3, "rewards/right/mean": 0.1 * step, "rewards/right/std": 0.3}
     return {
         **{"step": step, **rewards, "frac_reward_zero_std": 6 / 16, "num_tokens": 900.0 * step},
@@ -72,7 +72,7 @@ def grpo_entry(step: int, **metrics) -> dict:
 
 
 def plain(step: int) -> dict:
-    """As little as a log can hold: one picture is drawn quickly."""
+    """Return a log entry with a single metric, so that only one picture has to be drawn."""
     return {"step": step, "reward": 0.1 * step}
 
 
@@ -90,7 +90,7 @@ def write_completions(run, step: int, rows: list[dict]):
 
 
 def group(rollout: int, prompt_id: str, correct: int | None, drop_reason: str | None = None, **columns) -> dict:
-    """A row of a ledger: a group of 4 completions of 5 tokens each, of which the first `correct` are right."""
+    """Return a ledger row: a group of 4 completions with 5 tokens each. The first `correct` of them are correct."""
     row = {"rollout": rollout, "step": rollout + 1, "round": 1, "prompt_id": prompt_id, "source": None}
     row |= {"outcome": "dropped" if drop_reason else "trained", "drop_reason": drop_reason}
     row |= {"correct": correct, "scored": 4, "tokens": 20, "lengths": [5] * 4, "truncated": [False] * 4}
@@ -114,7 +114,7 @@ def write_ledger(run, *rows: dict):
 
 
 def write_summary(folder, num_correct: list[int], written: int, finished: str | None = None, k: int = 4):
-    """What `trl-dapo eval` leaves of problems of which so many of `k` completions are right."""
+    """Write the summary of an evaluation with these numbers of correct completions among `k` per problem."""
     folder.mkdir(parents=True)
     same = {"source": "s", "num_completions": k, "maj": 0.0}
     problems = [{"id": str(i), "num_correct": count, **same} for i, count in enumerate(num_correct)]
@@ -128,7 +128,7 @@ def write_summary(folder, num_correct: list[int], written: int, finished: str | 
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of a run with as little in its log as a report needs."""
+    """The folder of a run with the shortest log that a report can show."""
     return write_state(tmp_path / "run", [plain(1)])
 
 
@@ -160,7 +160,7 @@ def text_of(*runs) -> str:
 
 @pytest.fixture(scope="module")
 def hostile_runs(tmp_path_factory):
-    """Two runs with everything that can be logged; what the model, the rewards and the folders say is hostile."""
+    """Two runs that log everything, with hostile texts of the model, the rewards and the folders."""
     root = tmp_path_factory.mktemp("runs")
     runs = [root / "_a$\\frac$ <b>bold", root / "second"]
     for run, reward in zip(runs, (0.12, 0.1), strict=True):
@@ -197,7 +197,7 @@ def test_entries_without_the_metric_or_without_a_number_are_left_out():
     assert series([*history, {"step": 9}], "reward") == ([0], [0.5])
 
 
-def test_a_metric_over_another_is_of_the_entries_that_have_both():
+def test_only_entries_with_both_metrics_are_drawn_over_each_other():
     history = [
         {"step": 1, "reward": 0.5, "num_tokens": 90.0},
         {"step": 2, "reward": 0.6},
@@ -217,9 +217,9 @@ def test_the_newest_complete_state_of_a_run_is_read_and_half_written_ones_are_no
     assert run.checkpoint == "checkpoint-10"
     assert run.log_history == load_log_history(tmp_path) == [{"step": 10, "reward": 0.0}]
     assert run.notes == [
-        "checkpoint-12/trainer_state.json is incomplete: the checkpoint is passed over.",
-        "checkpoint-13/trainer_state.json is incomplete: the checkpoint is passed over.",  # nested too deep
-        "checkpoint-14/trainer_state.json is missing: the checkpoint is passed over.",
+        "checkpoint-12/trainer_state.json is incomplete. The checkpoint is left out.",
+        "checkpoint-13/trainer_state.json is incomplete. The checkpoint is left out.",  # nested too deep
+        "checkpoint-14/trainer_state.json is missing. The checkpoint is left out.",
     ]
 
 
@@ -233,9 +233,9 @@ def test_the_growing_log_is_read_up_to_where_the_run_was_killed(tmp_path):
     assert run.notes == ["log_history.jsonl: 1 of 4 lines are incomplete and left out."]
 
 
-def test_a_log_without_a_figure_is_told(tmp_path):
+def test_a_log_without_metrics_is_an_error(tmp_path):
     write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": "high"}])
-    with pytest.raises(ValueError, match="holds no figure that a report draws"):
+    with pytest.raises(ValueError, match="contains no metric that a report shows"):
         write_report([tmp_path])
     assert not (tmp_path / "report").exists()
 
@@ -246,17 +246,17 @@ ENDED = {"step": 40, "train_runtime": 9.0}
 @pytest.mark.parametrize(
     ("log_history", "state"),
     [
-        ([plain(40)], "not finished: running or stopped at step 40 of 100; no checkpoint to resume from"),
+        ([plain(40)], "not finished: running, or stopped at step 40 of 100; no checkpoint to resume from"),
         ([plain(100)], "finished, step 100"),
         ([plain(40), ENDED, {"step": 40, "eval_reward": 0.1}], "finished early, at step 40"),
-        ([ENDED, plain(41)], "not finished: running or stopped at step 41"),  # extended
+        ([ENDED, plain(41)], "not finished: running, or stopped at step 41"),  # extended
     ],
 )
-def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
+def test_the_table_shows_the_state_of_a_run(tmp_path, log_history, state):
     assert state in Page(write_report([write_state(tmp_path / "run", log_history)])).text
 
 
-def test_the_figures_in_the_table_are_the_logs(tmp_path):
+def test_the_figures_in_the_table_are_from_the_log(tmp_path):
     history = [entry(1, **{"eval_avg@32": 0.0625}), entry(2, **{"eval_avg@32": 0.125})]
     history[0]["dynamic_sampling/tokens_generated"] = 480.0
     text = text_of(write_state(tmp_path / "run", history))
@@ -274,33 +274,33 @@ def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
     assert (shares["too easy"], shares["accepted"]) == (([1, 2], [2 / 16] * 2), ([1, 2], [4 / 16] * 2))
 
 
-def test_informative_groups_are_the_share_of_a_batch_that_was_filled_or_of_what_grpo_sampled():
+def test_the_share_of_informative_groups_of_dapo_and_of_grpo():
     # 6 of 16 places of DAPO's batch were filled; the rewards of 6 of 16 groups of GRPO's were all equal.
     assert INFORMATIVE.find([entry(1)]) == {"informative": ([1], [6 / 16])}
     assert INFORMATIVE.find([grpo_entry(1)]) == {"informative": ([1], [10 / 16])}
-    # What DAPO dropped and replaced is not missing from its batch.
+    # Groups that DAPO dropped and replaced do not count.
     full = {"dynamic_sampling/groups_trained": 16.0, "dynamic_sampling/shortfall": 0.0, "frac_reward_zero_std": 0.5}
     assert INFORMATIVE.find([entry(1, **full)]) == {"informative": ([1], [1.0])}
     assert INFORMATIVE.find([plain(1)]) == {}
 
 
-def test_a_run_of_grpo_has_a_page_without_what_it_cannot_know(tmp_path):
+def test_the_page_of_a_grpo_run_leaves_out_metrics_of_dapo(tmp_path):
     run = write_state(tmp_path / "grpo" / "checkpoint-2", [grpo_entry(1), grpo_entry(2)], max_steps=2).parent
     page = Page(write_report([run]))
     assert load_run(run).notes == []
     cells = [" ".join(cell.split()) for cell in page.cells]
     grpo = cells.index("grpo")
-    assert cells[grpo - 5 : grpo] == ["run", "state", "reward", "informative groups", "tokens, with prompts"]
+    assert cells[grpo - 5 : grpo] == ["run", "state", "reward", "informative groups", "tokens, prompts included"]
     # The reward of the last step; 10 of 16 groups; twice 900 tokens.
     assert cells[grpo + 2 : grpo + 4] == ["0.200", "62%"]
     assert cells[grpo + 4].startswith("1.8k")
     drawn = "reward entropy length informative truncation clipping gradient".split()
     assert [figure["id"] for figure in page.all("figure")] == drawn
-    left_out = page.text.partition("Left out, since nothing was logged: ")[2].partition(".")[0].split(", ")
+    left_out = page.text.partition("Left out, because nothing was logged: ")[2].partition(".")[0].split(", ")
     assert {"Acceptance rate", "Rounds of generation", "Tokens generated and trained"} <= {*left_out}
 
 
-def test_what_grpo_trainer_logs_is_what_a_report_reads(tiny_model, tmp_path):
+def test_a_report_reads_the_log_of_grpo_trainer(tiny_model, tmp_path):
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 1, "max_steps": 2}
     on_the_cpu = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
     saved = {"logging_steps": 1, "save_steps": 2}
@@ -315,7 +315,7 @@ def test_what_grpo_trainer_logs_is_what_a_report_reads(tiny_model, tmp_path):
     assert (run.checkpoint, run.finished, run.notes) == ("checkpoint-2", True, [])
     assert INFORMATIVE.find(run.log_history) == {"informative": ([1, 2], [0.5, 0.5])}
     # 8 completions of one token, each behind the 9 of `prompt 3:`.
-    assert REWARD_BY_TOKENS.find(run.log_history) == {"all that was sampled": ([80, 160], [0.125, 0.125])}
+    assert REWARD_BY_TOKENS.find(run.log_history) == {"all sampled groups": ([80, 160], [0.125, 0.125])}
 
 
 def test_a_run_of_grpo_and_one_of_dapo_are_drawn_over_each_other(tmp_path):
@@ -329,17 +329,17 @@ def test_a_run_of_grpo_and_one_of_dapo_are_drawn_over_each_other(tmp_path):
     assert "dapo, informative: 1 at step 1, 1 at step 2" in alts["informative"]["alt"]
     by_tokens = alts["reward_by_tokens"]["alt"]
     assert "over tokens sampled so far, prompts included." in by_tokens
-    assert "grpo, all that was sampled: 0.1 at 900 tokens, 0.2 at 1,800 tokens" in by_tokens
-    assert "dapo, all that was sampled: 0.1 at 1,000 tokens, 0.2 at 2,000 tokens" in by_tokens
-    # Only DAPO's log says which completions are correct: there is nothing to compare it with.
+    assert "grpo, all sampled groups: 0.1 at 900 tokens, 0.2 at 1,800 tokens" in by_tokens
+    assert "dapo, all sampled groups: 0.1 at 1,000 tokens, 0.2 at 2,000 tokens" in by_tokens
+    # Only the log of DAPO has the share of correct completions, so the comparison is left out.
     assert "accuracy_by_tokens" not in alts
     assert "grpo" not in alts["accuracy"]["alt"]
-    # A dash for what GRPO's log does not know, and no zero.
+    # A dash, not a zero, for metrics that GRPO does not log.
     cells = [" ".join(cell.split()) for cell in page.cells]
     assert cells[cells.index("grpo") + 2 : cells.index("dapo")] == ["0.200", "-", "-", "62%", "-", "-", "1.8k"]
 
 
-def test_the_horizontal_axis_of_a_comparison_by_tokens_is_their_number():
+def test_the_horizontal_axis_of_a_comparison_by_tokens_is_the_number_of_tokens():
     for panel, top in ((REWARD_BY_TOKENS, 0.2), (ACCURACY_BY_TOKENS, 0.02)):
         (axes,) = plot_panel(panel, [[entry(1), entry(2)]] * 2, ["a", "b"]).axes
         assert [list(line.get_xdata()) for line in axes.lines] == [[1000, 2000]] * 2
@@ -352,7 +352,7 @@ def test_a_comparison_is_one_picture_of_several_runs(tmp_path):
     assert (tmp_path / "new" / "run.png").read_bytes()[:8] == PNG
 
 
-def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
+def test_the_timeline_shows_the_phases_of_the_last_eight_rollouts():
     (axes,) = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""]).axes
     # 5 s of updates, 1 of an evaluation, 6 of sampling, 2 of scoring; each in the middle of its rollout's line.
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 1), (6, 6), (12, 2)] * 8
@@ -364,7 +364,7 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
     path = write_report([write_state(tmp_path / "run", [plain(1), plain(2)])])
     page = Page(path)
     others = [panel.title for panel in PANELS if panel.name != "reward" and panel not in OF_SEVERAL_RUNS]
-    assert f"Left out, since nothing was logged: {', '.join(others)}." in page.text
+    assert f"Left out, because nothing was logged: {', '.join(others)}." in page.text
     assert [figure["id"] for figure in page.all("figure")] == ["reward"]
     assert sorted(os.listdir(path.parent)) == ["overview.png", "report.html", "reward.png"]
     plot_run([plain(1)], tmp_path / "plots" / "run.png")
@@ -372,12 +372,12 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
         assert picture.read_bytes()[:8] == PNG
 
 
-def test_the_page_stands_alone_and_every_picture_says_in_words_what_it_shows(hostile_page):
+def test_the_page_needs_no_other_file_and_describes_every_picture_in_words(hostile_page):
     page = Page(hostile_page)
     images = {figure["id"]: image for figure, image in zip(page.all("figure"), page.all("img"), strict=True)}
     assert list(images) == [*(panel.name for panel in PANELS), "sources"]
     # A twentieth of 40 steps is 2: (0.1 + 0.2) / 2 ... (3.9 + 4.0) / 2.
-    said = "second, all that was sampled: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
+    said = "second, all sampled groups: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
     assert said in images["reward"]["alt"]
     named = [pair for _, attributes in page.tags for pair in attributes.items()]
     sources = [value for name, value in named if name in ("src", "srcset", "href")]
@@ -389,7 +389,7 @@ def test_the_page_stands_alone_and_every_picture_says_in_words_what_it_shows(hos
         assert not any(word in picture for word in ("<script", "<b>bold"))
 
 
-def test_what_a_model_wrote_is_shown_and_never_obeyed(hostile_page):
+def test_text_of_a_model_is_escaped(hostile_page):
     page = Page(hostile_page)
     allowed = "html head meta link title style body header h1 h2 h3 p div table thead tbody tr th td span br b figure "
     allowed += "picture source img figcaption section pre footer details summary code"
@@ -401,7 +401,7 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(hostile_page):
     assert f"note {HOSTILE[:30]} ... {HOSTILE[-30:]}" in page.text
 
 
-def test_characters_that_do_not_show_stand_as_escapes(tmp_path):
+def test_invisible_characters_are_escaped(tmp_path):
     run = write_state(tmp_path / os.fsdecode(b"not-utf8-\xff"), [plain(1)])
     hostile = "\x00\x1b[2J\u202eright to left\x9b\tand\nso on"
     write_completions(run, 1, [{"completion": hostile, "right": 1.0}])
@@ -410,7 +410,7 @@ def test_characters_that_do_not_show_stand_as_escapes(tmp_path):
     assert "not-utf8-\\udcff" in text
 
 
-def test_a_long_completion_keeps_both_ends_and_says_how_much_is_gone(run):
+def test_the_middle_of_a_long_completion_is_left_out(run):
     completion = "begin" + "x" * (MAX_CHARACTERS + 1234 - 8) + "end"
     write_completions(run, 1, [{"completion": completion, "right": 1.0}])
     page = Page(write_report([run]))
@@ -433,10 +433,10 @@ def test_the_best_and_the_worst_completion_of_the_first_and_the_last_table_are_s
     shown = [f"{prompt}{step}-{score}" for step in (1, 3) for prompt in "ab" for score in ("1.0", "0.0")]
     assert [word for word in text.split() if word.endswith(("-1.0", "-0.5", "-0.0"))] == shown
     assert "filler" not in text
-    assert "completions/completions_00004.parquet cannot be read and is passed over." in text
+    assert "completions/completions_00004.parquet cannot be read and is left out." in text
 
 
-def test_another_programs_summary_is_no_evaluation(run):
+def test_the_summary_of_another_program_is_ignored(run):
     ours = {"metrics": {"avg@4": {"mean": 0.5, "low": 0.4, "high": 0.6}}}
     for name, summary in (("ours", ours), ("theirs", [1])):
         (run / name).mkdir()
@@ -456,7 +456,7 @@ def test_outcomes_count_groups_and_tokens_by_reason():
 
 
 def test_a_partial_group_is_neither_accepted_nor_dropped():
-    """Its first two completions did not agree, and the batch was full before the rest was asked for."""
+    """The rewards of its first completions differed, but the batch was full before the rest was sampled."""
     partial = {"outcome": "partial", "scored": 2, "tokens": 10, "source": "aime", "rewards/right": [1.0, 0.0]}
     rows = [group(0, "a", 2, source="aime"), group(0, "b", 0, "all_wrong", source="aime"), group(0, "c", 1, **partial)]
     figures = summarize_groups(ledger_of(*rows))
@@ -468,15 +468,15 @@ def test_a_partial_group_is_neither_accepted_nor_dropped():
     assert figures.by_source == {"aime": ([1], [0.5])}
 
 
-def test_the_price_of_a_trained_token_weighs_means_by_the_rollouts_they_are_over(tmp_path):
-    """1,000 tokens for 400, three times, and then 600 for 600: 3,600 for 1,800, and not 1,600 for 1,000."""
+def test_generated_tokens_per_trained_token_weighs_means_by_their_number_of_rollouts(tmp_path):
+    """Three rollouts have 1,000 tokens for 400, and one 600 for 600: 3,600 for 1,800, not 1,600 for 1,000."""
     many = {"dynamic_sampling/tokens_generated": 1000.0, "dynamic_sampling/tokens_trained": 400.0, "rollouts": 3.0}
     one = {"dynamic_sampling/tokens_generated": 600.0, "dynamic_sampling/tokens_trained": 600.0}
     page = Page(write_report([write_state(tmp_path / "run", [entry(3, **many), entry(4, **one)])]))
     assert "2.00" in [cell.strip() for cell in page.cells]
 
 
-def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all():
+def test_acceptance_by_source_in_the_first_fifth_the_last_fifth_and_the_whole_run():
     # "a" is accepted in the first 5 of 10 rollouts, "b" never.
     rows = [group(i, "x", 1 if i < 5 else 0, None if i < 5 else "all_wrong", source="a") for i in range(10)]
     rows += [group(i, "y", 4, "all_correct", source="b") for i in range(9)]
@@ -488,7 +488,7 @@ def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all(
     assert figures.by_source["a"] == (list(range(1, 11)), [1.0] * 5 + [0.0] * 5)
 
 
-def test_prompts_are_shown_by_their_id_alone_if_no_other_has_it():
+def test_prompts_are_shown_with_only_their_id_if_it_is_unique():
     one, two, three = "1 #" + "a" * 16, "sums #" + "b" * 16, "sums #" + "c" * 16
     text = {"prompt": "1+1", "completions": ["2"] * 4}
     figures = summarize_groups(
@@ -509,7 +509,7 @@ def test_hardest_and_easiest_prompts_are_those_with_most_evidence():
     assert (first["correct"], first["scored"], first["num_groups"], first["step"]) == (0, 8, 2, 2)
 
 
-def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_reward():
+def test_the_last_groups_of_each_verdict_are_shown_with_a_completion_of_each_reward():
     texts = {"prompt": "2+2", "completions": ["5", "4", "six", "4 "], "truncated": [False, False, True, False]}
     rewards = {"rewards/right": [0.0, 1.0, 0.0, 1.0], "rewards/form": [None, 0.5, 0.0, 0.5]}
     rows = [group(i, f"p{i}", 2, **texts, **rewards) for i in range(5)]
@@ -524,7 +524,7 @@ def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_re
     assert opened[0]["num_completions"] == 4
 
 
-def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(run):
+def test_evaluations_are_ordered_by_time_and_compared_with_the_first_on_the_same_problems(run):
     write_summary(run / "a_after", [4, 2, 4], written=300)
     write_summary(run / "other", [1, 2], written=200)
     # Copied later, but made before all others.
@@ -541,7 +541,7 @@ def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same
     assert cells[start + 4].startswith("3\n2 better, 0 worse")
 
 
-def test_runs_of_the_same_name_are_told_apart_by_their_parents_and_none_is_read_twice(tmp_path):
+def test_runs_of_the_same_name_get_the_names_of_their_parents_and_are_read_once(tmp_path):
     folders = [write_state(tmp_path / name, [plain(1)]) for name in ("x/lr/run", "y/lr/run")]
     again = tmp_path / "x" / "." / "lr" / "run"
     assert [run.label for run in load_runs([*folders, again])] == ["x/lr/run", "y/lr/run"]
@@ -550,11 +550,11 @@ def test_runs_of_the_same_name_are_told_apart_by_their_parents_and_none_is_read_
 
 def test_more_runs_than_colours_are_refused(tmp_path):
     folders = [write_state(tmp_path / str(i), [plain(1)]) for i in range(len(RUN_COLOURS) + 1)]
-    with pytest.raises(ValueError, match="At most 6 runs can be told apart by colour, got 7"):
+    with pytest.raises(ValueError, match="at most 6 runs, because that is the number of colours, got 7"):
         write_report(folders)
 
 
-def test_report_prints_where_the_page_lies(tmp_path, capsys):
+def test_report_prints_the_path_of_the_page(tmp_path, capsys):
     runs = [write_state(tmp_path / name, [plain(1)]) for name in ("one", "two")]
     assert main(["report", *map(str, runs), "--output_dir", str(tmp_path / "page")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'page' / 'report.html'}\n"
@@ -567,14 +567,14 @@ def test_a_folder_without_a_log_is_refused_in_one_line(tmp_path, capsys, log):
         (tmp_path / "trainer_state.json").write_text(log, encoding="latin-1")
     assert main(["report", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"trl-dapo report: `{tmp_path}` holds no log: ")
+    assert error.startswith(f"trl-dapo report: `{tmp_path}` contains no log: ")
     assert error.count("\n") == 1
     assert not (tmp_path / "report").exists()
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """Chromium without a screen, 1000 pixels wide."""
+    """Headless Chromium with a window of 1000 pixels."""
     webdriver = pytest.importorskip("selenium.webdriver")
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and driver):
@@ -599,7 +599,3 @@ def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_
     assert HOSTILE in browser.execute_script("return document.body.innerText")
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 1000
-
-
-# Of the last figure that the summary tells of the first run.
-# Every number on the page but in what a model wrote, and those that stand on more than one line.

@@ -49,16 +49,16 @@ def test_a_comma_between_groups_of_three_digits_separates_thousands(before, writ
 
 
 @pytest.mark.parametrize(("written", "answer"), [("$1,000", "1000"), ("1,000 dollars", "1000"), ("1,234.5", "1234.5")])
-def test_a_number_whose_thousands_were_separated_is_right_without(written, answer):
+def test_a_number_is_correct_without_the_separators_of_its_gold_answer(written, answer):
     gold = read_gold(f"#### {written}")
     assert dapo_math_reward([f"Answer: {answer}"], [gold]) == [1.0]
     assert math_verify_reward([f"\\boxed{{{answer}}}"], [gold]) == [1.0]
 
 
 @pytest.mark.parametrize("written", ["1,5", "1.234,5", "1,2345", "1234,567", "1,234,56", "1,000 of 2,000"])
-def test_another_comma_behind_the_marker_is_refused(written):
-    # `#### 1,5` was 15.
-    with pytest.raises(BadRow, match="a number whose commas stand between groups of three digits"):
+def test_other_commas_after_the_marker_are_refused(written):
+    # `#### 1,5` must not become 15.
+    with pytest.raises(BadRow, match="a number with commas only between groups of three digits"):
         read_gold(f"So it is.\n#### {written}")
     assert read_gold("1,5") == "$1,5$"  # a list
 
@@ -74,11 +74,11 @@ def test_another_comma_behind_the_marker_is_refused(written):
         ("assert add(1, 2) == 3", "not code or its tests"),
         ('["assert add(1, 2) == 3"]', "not code or its tests"),
         ("```python\nprint(5)\n```", "not code or its tests"),
-        ('["2", "-2"]', "one answer: nothing says whether any of several counts, or all of them"),
-        ("\\boxed{2} or \\boxed{3}", "one answer: nothing says"),
+        ('["2", "-2"]', "one answer, because it is not clear whether any of several counts or all of them"),
+        ("\\boxed{2} or \\boxed{3}", "one answer, because it is not clear"),
         ("['5']", "an answer, or a list in JSON"),
         ('["\\sqrt{2}"]', "an answer, or a list in JSON"),
-        (json.loads('"\\frac{1}{2}"'), "backslashes are written twice in JSON"),  # a form feed and `rac{1}{2}`
+        (json.loads('"\\frac{1}{2}"'), "backslashes are escaped in JSON"),  # a form feed and `rac{1}{2}`
         *((json.loads(f'"{text}"'), "backslashes") for text in ("\\theta", "2\\times 3", "\\text{A}", "\\rho")),
         ("1" * 301, "a worked solution with its answer in"),
         ("We add them all, one by one, and so on, until there are no more of them left to add.", "a worked solution"),
@@ -87,7 +87,7 @@ def test_another_comma_behind_the_marker_is_refused(written):
         ("\\boxed{}", "a worked solution"),
     ],
 )
-def test_what_is_no_single_answer_is_refused_by_name(answer, expected):
+def test_the_error_for_a_bad_gold_answer_says_what_was_expected(answer, expected):
     with pytest.raises(BadRow, match=expected):
         read_gold(answer)
 
@@ -95,7 +95,7 @@ def test_what_is_no_single_answer_is_refused_by_name(answer, expected):
 @pytest.mark.parametrize(
     ("answer", "gold"),
     [
-        # Numbers, choices and short texts stay what they are.
+        # Numbers, choices and short texts are unchanged.
         *(
             (text, text)
             for text in ("5", "-1/2", "B", "Yes", "no solution", "the set of all odd primes", "from 3 to 5")
@@ -105,7 +105,7 @@ def test_what_is_no_single_answer_is_refused_by_name(answer, expected):
         *((text, text) for text in ("$[0, 3)$", "\\$5", "$1$ or $2$", "x\N{SUPERSCRIPT TWO}")),
         *((text, "34") for text in ("$34$", "\\(34\\)", "$\\boxed{34}$", 34.0, "\N{FULLWIDTH DIGIT THREE}4")),
         ("\N{MINUS SIGN}1/2", "-1/2"),
-        ("025", "25"),  # AIME's way, which the rule of the paper would hold against 25
+        ("025", "25"),  # AIME's notation, which is not equal to 25 by the paper's rule
         ("0101", "0101"),
         ("The answer is \\boxed{5} cm.", "5"),
         ("Not \\boxed{4}.\n#### 5", "5"),
@@ -118,11 +118,11 @@ def test_a_short_answer_is_the_gold_one(answer, gold):
     assert read_gold(answer) == gold
 
 
-def test_of_a_solution_the_last_box_counts_and_one_that_is_the_answer_stands_without():
+def test_the_last_box_of_a_solution_is_the_answer_and_a_short_answer_needs_no_box():
     assert read_gold("First \\boxed{4}, then \\boxed{5}.", is_solution=True) == "5"
     assert read_gold("5", is_solution=True) == "5"
     with pytest.raises(BadRow, match="a worked solution"):
         read_gold("It is 5.", is_solution=True, needs_box=True)
-    # GSM8K's marker does for a box, and a number is no worked solution.
+    # GSM8K's marker counts as a box, and a number is not a worked solution.
     assert read_gold("It is 5.\n#### 5", is_solution=True, needs_box=True) == "5"
     assert read_gold(5.0, is_solution=True, needs_box=True) == "5"

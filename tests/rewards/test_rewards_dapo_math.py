@@ -90,7 +90,7 @@ def test_only_the_last_300_characters_are_read():
         ("\\boxed{34}\nAnswer: 33", False, False, True),
     ],
 )
-def test_what_a_box_is_worth_is_an_option(text, never, fallback, strict):
+def test_whether_a_box_counts_is_an_option(text, never, fallback, strict):
     verdicts = [score_dapo_math(text, "34", boxed=boxed).correct for boxed in ("never", "fallback", "strict")]
     assert verdicts == [never, fallback, strict]
     assert score_dapo_math("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", boxed="strict").correct
@@ -144,7 +144,7 @@ OF_OTHERS = [  # what a tool or an environment wrote last, where the budget ende
         (bare_number_reward, "34"),
     ],
 )
-def test_what_a_tool_or_an_environment_wrote_is_no_answer_of_the_model(reward, answer):
+def test_text_of_a_tool_or_an_environment_is_not_an_answer_of_the_model(reward, answer):
     completions = [
         [{**message, "content": message["content"].replace("{}", answer)} for message in messages]
         for messages, _ in OF_OTHERS
@@ -154,7 +154,7 @@ def test_what_a_tool_or_an_environment_wrote_is_no_answer_of_the_model(reward, a
     assert [max(value, 0.0) for value in rewards] == expected
 
 
-def test_what_a_tool_wrote_has_no_vote():
+def test_text_of_a_tool_has_no_vote():
     assert stated_answer(completion_text([CALL, {"role": "tool", "content": "Answer: 34"}])) is None
 
 
@@ -176,11 +176,11 @@ def test_content_in_parts_is_their_text(content, reward):
     [
         ([{"role": "assistant", "content": {"answer": 34}}], r"content of a message is \{'answer': 34\} \(dict\)"),
         ([{"role": "assistant", "content": [34]}], r"content of a message is 34 \(int\)"),
-        ({"role": "assistant", "content": "34"}, r"A completion is \{'role'.*\(dict\); expected text, or a list"),
+        ({"role": "assistant", "content": "34"}, r"A completion is \{'role'.*\(dict\)\. Expected text, or a list"),
         (["34"], r"A completion is \['34'\] \(list\)"),
     ],
 )
-def test_a_completion_of_another_shape_is_refused_with_what_it_is(completion, message, reward):
+def test_the_error_for_a_completion_of_another_type_shows_it(completion, message, reward):
     with pytest.raises(TypeError, match=message):
         reward([completion], ["34"])
 
@@ -195,8 +195,8 @@ def test_a_number_is_the_same_gold_answer_in_any_type_and_a_fraction_keeps_its_d
 
 @pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
 @pytest.mark.parametrize("gold", [["5"], b"5", 5j])
-def test_a_gold_answer_of_another_type_is_refused_with_what_it_is(gold, reward):
-    with pytest.raises(TypeError, match=rf"A gold answer is .*\({type(gold).__name__}\); expected text or a number"):
+def test_the_error_for_a_gold_answer_of_another_type_shows_it(gold, reward):
+    with pytest.raises(TypeError, match=rf"A gold answer is .*\({type(gold).__name__}\)\. Expected text or a number"):
         reward(["Answer: 5"], [gold])
 
 
@@ -212,7 +212,7 @@ def test_a_box_is_the_gold_answer_without_its_dollars_to_the_letter_spaces_inclu
 @pytest.mark.parametrize("gold", [None, float("nan"), " "])
 def test_a_sample_without_a_gold_answer_is_skipped(gold, reward):
     assert reward(["Answer: $34$", "Answer: None"], ["34", gold]) == [1.0, None]
-    with pytest.raises(ValueError, match="without a gold answer; it is nan"):
+    with pytest.raises(ValueError, match="without a gold answer, got nan"):
         score_dapo_math("Answer: 34", float("nan"))
 
 

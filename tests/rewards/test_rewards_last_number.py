@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards of plain answers. What a last number is stands in tests/evaluation/test_evaluation_scorers.py."""
+"""Rewards for plain answers. tests/evaluation/test_evaluation_scorers.py has further tests of the last number."""
 
 import math
 from decimal import Decimal
@@ -24,7 +24,7 @@ def test_the_last_number_is_rewarded_in_text_and_in_messages_and_its_answer_is_l
     assert last_number_reward(completions=messages, solution=golds, prompts=texts) == [1, 0, 0, 1]
 
 
-def test_a_gold_answer_that_is_no_number_gives_no_reward():
+def test_a_gold_answer_that_is_not_a_number_gives_no_reward():
     golds = [None, "", "3/4", "five", math.nan, "$51$"]
     assert last_number_reward(["51"] * len(golds), golds) == [None, None, None, None, None, 1]
 
@@ -45,7 +45,7 @@ READ = {
     "12 eggs": "12",
     "0x3e5": "0",
     "a3e5": "",
-    # A minus with a space behind it, unless something is taken away from, a range ends, or it is no minus.
+    # A minus that is followed by a space, and is not a subtraction, the dash of a range, or another dash.
     "x = - 5": "-5",
     "x = - $5": "-5",
     "(3, - 5)": "-5",
@@ -133,8 +133,8 @@ HOSTILE += ["\uff11" * 10**6, "=" + " " * 10**6 + "-" + " " * 10**6 + "5", "1\\,
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=[f"{text[:6]!r}" for text in HOSTILE])
-def test_hostile_text_is_read_in_a_time_that_grows_with_its_length(text):
-    """Of a million characters; a quadratic expression would take hours."""
+def test_hostile_text_is_read_in_linear_time(text):
+    """The texts have a million characters. A quadratic expression would take hours."""
     assert last_number_reward([text], ["7"]) == [0.0]
     assert bare_number_reward([text + "!"]) == [0.0]
     assert last_number_reward(["7"], [text + "!"]) == [None]
@@ -145,6 +145,6 @@ BARE |= dict.fromkeys(["51.", "51 apples", "17 * 3 = 51", "51 51", "fifty-one", 
 
 
 @pytest.mark.parametrize("text", BARE)
-def test_a_bare_number_is_rewarded_right_or_wrong_and_none_beside_anything_else(text):
+def test_a_bare_number_is_rewarded_whether_it_is_correct_or_not(text):
     both = [text, [{"role": "assistant", "content": text}]]
     assert bare_number_reward(both, solution=["51", "7"]) == [BARE[text]] * 2

@@ -46,7 +46,7 @@ def pool():
 
 @pytest.fixture
 def light(tmp_path, monkeypatch):
-    """In place of math-verify, which a worker imports for seconds, where they are the subject: it reads digits."""
+    """A replacement of math-verify that reads digits. Importing math-verify itself takes seconds."""
     (folder := tmp_path / "light").mkdir()
     (folder / "math_verify.py").write_text(
         textwrap.dedent("""
@@ -197,7 +197,7 @@ def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(light, scrip
             assert (logged["math_verify/killed"], logged["math_verify/worker_restarts"]) == (killed, restarts)
             assert logged["math_verify/hopeless_golds"] == 1.0
     (record,) = caplog.records
-    assert "the gold answer '7', tried twice" in record.message
+    assert "could not read the gold answer '7' within" in record.message
 
 
 def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(light, scripted, pool):
@@ -216,11 +216,11 @@ def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(light, 
     assert logged["math_verify/worker_restarts"] == 0.0
 
 
-def test_a_completion_that_needs_too_much_memory_is_wrong_and_the_next_one_is_not(pool):
+def test_a_completion_that_needs_too_much_memory_is_incorrect_and_the_next_one_is_not(pool):
     reward, logged = pool(timeout=60.0, num_workers=1, memory_limit=256 * MIB), {}
     texts = ["\\boxed{34}", "answer: $$" + " " * 3_000_000 + "34$$", "$\\boxed{34}$"]
     assert reward(texts, ["34"] * 3, log_extra=logged.__setitem__) == [1.0, 0.0, 1.0]
-    assert logged["math_verify_answer"][1] == "[unparseable]"  # it was not the time that ran out
+    assert logged["math_verify_answer"][1] == "[unparseable]"  # not because of the time
 
 
 def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict(pool):
@@ -299,7 +299,7 @@ def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own():
     assert copy.__name__ == math_verify_reward.__name__ == "math_verify_reward"
 
 
-def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(light, pool):
+def test_a_forked_process_starts_its_own_workers_and_does_not_touch_its_parents(light, pool):
     reward = pool(num_workers=2)
     reward(["\\boxed{34}"], ["34"])
     before, child = pids(reward), os.fork()
@@ -402,7 +402,7 @@ def test_workers_that_are_killed_whenever_they_start_are_an_error(light, scripte
     assert pids(reward) == []
 
 
-def test_what_python_does_not_import_from_is_kept_out_of_the_workers_path(pool, monkeypatch, tmp_path):
+def test_entries_that_python_does_not_import_from_are_not_in_the_workers_path(pool, monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text(
         "raise ImportError('of a pathlib.Path, from which Python imports nothing')"
     )
@@ -410,7 +410,7 @@ def test_what_python_does_not_import_from_is_kept_out_of_the_workers_path(pool, 
     assert pool(num_workers=1)(["\\boxed{2}"], ["2"]) == [1.0]
 
 
-def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
+def test_workers_start_with_an_editable_install_in_the_user_site(tmp_path):
     # As setuptools installs a project that it cannot name by a folder: a line that Python runs as it starts.
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     user_site = tmp_path / "lib" / version / "site-packages"

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What shapes rewards: the soft overlong punishment, and scaling."""
+"""Shaping of rewards: the soft overlong punishment, and scaling."""
 
 import math
 import pickle
@@ -35,7 +35,7 @@ def test_the_reward_function_counts_token_ids_that_the_model_wrote_and_survives_
     assert punish.__name__ == "soft_overlong_punishment"
     rewards = punish(prompts=["p"] * 3, completions=["c"] * 3, completion_ids=[[7] * 6, [7] * 8, [7] * 12])
     assert rewards == [0.0, -0.5, -1.0]
-    # Of some of which tools wrote the rest.
+    # The rest of these completions was written by tools.
     assert punish(completion_ids=[[7] * 12, [7] * 12], completion_lengths=[6, 8]) == [0.0, -0.5]
     punish = pickle.loads(pickle.dumps(SoftOverlongPunishment(10, 4, penalty_factor=2.0)))
     assert punish(completion_ids=[[7] * 8]) == [-1.0]
@@ -45,12 +45,12 @@ def test_the_reward_function_counts_token_ids_that_the_model_wrote_and_survives_
     ("settings", "message"),
     [
         ((10, 0, 1.0), "got 0"),
-        ((10, 11, 1.0), r"\(11 tokens\).*\(10 tokens\).*: 2\."),
+        ((10, 11, 1.0), r"\(11 tokens\).*\(10 tokens\).* is 2 here\."),
         ((10, 4, -0.5), "got -0.5"),
         ((10, 4, float("nan")), "got nan"),
     ],
 )
-def test_settings_without_a_meaning_are_refused_with_the_number(settings, message):
+def test_the_error_for_a_setting_that_is_not_allowed_contains_the_number(settings, message):
     with pytest.raises(ValueError, match=message):
         SoftOverlongPunishment(*settings)
     max_length, buffer_length, factor = settings
@@ -68,7 +68,7 @@ def test_rewards_are_clamped_and_moved_to_the_target_range_whose_ends_are_met_ex
     assert scaled == [-0.3, 0.9]
 
 
-def test_a_sample_without_a_reward_stays_without():
+def test_a_sample_without_a_reward_gets_no_scaled_reward():
     scaled = scale_reward([None, math.nan, 1], source_min=0.0, source_max=1.0, target_min=0.0, target_max=5.0)
     assert scaled == pytest.approx([math.nan, math.nan, 5.0], nan_ok=True)
 
@@ -76,12 +76,12 @@ def test_a_sample_without_a_reward_stays_without():
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ((1.0, 1.0, 0.0, 1.0), "source range.*got 1.0 to 1.0"),
-        ((0.0, 1.0, 2.0, -2.0), "target range.*got 2.0 to -2.0"),
-        ((0.0, math.inf, 0.0, 1.0), "source range.*got 0.0 to inf"),
+        ((1.0, 1.0, 0.0, 1.0), "source minimum.*got 1.0 and 1.0"),
+        ((0.0, 1.0, 2.0, -2.0), "target minimum.*got 2.0 and -2.0"),
+        ((0.0, math.inf, 0.0, 1.0), "source minimum.*got 0.0 and inf"),
     ],
 )
-def test_an_empty_or_endless_range_is_refused_with_its_numbers(bounds, message):
+def test_the_error_for_an_empty_or_infinite_range_contains_its_numbers(bounds, message):
     names = ("source_min", "source_max", "target_min", "target_max")
     with pytest.raises(ValueError, match=message):
         scale_reward([0.5], **dict(zip(names, bounds, strict=True)))

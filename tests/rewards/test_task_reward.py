@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The task reward: which functions decide, what is right, and what is said about it."""
+"""The task reward: which functions decide, which completions are correct, and the line that describes it."""
 
 import math
 
@@ -19,7 +19,7 @@ def choose(names, chosen=None, weights=None, **options):
     return TaskReward.choose(names, torch.tensor(weights or [1.0] * len(names)), chosen, **options)
 
 
-def test_the_only_reward_function_besides_a_length_penalty_or_the_named_one_decides_and_the_others_only_shape():
+def test_the_only_function_except_length_penalties_or_the_named_one_decides():
     task = choose(["accuracy", "soft_overlong_punishment"])
     assert (task.names, task.shaping, task.is_decided) == (("accuracy",), ("soft_overlong_punishment",), True)
     task = choose(["accuracy", "format"], ["accuracy", "accuracy"], weights=[2.0, 0.5])
@@ -28,21 +28,23 @@ def test_the_only_reward_function_besides_a_length_penalty_or_the_named_one_deci
     assert task.is_correct(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
 
 
-def test_several_that_are_not_named_decide_by_their_sum_and_nothing_is_right_by_it():
+def test_several_functions_that_are_not_named_decide_by_their_sum_without_correctness():
     task = choose(["accuracy", "format"], weights=[2.0, 0.5])
     assert (task.names, task.shaping, task.is_decided) == (("accuracy", "format"), (), False)
     rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
     assert task.of(rewards).tolist() == [2.5, 0.5, 0.5, 0.5]
-    # The second group is well-formatted and wrong: without a right and a wrong it is constant, not all correct.
+    # The second group is well-formatted but incorrect. Without correctness it is constant, not all correct.
     assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "constant"]
 
 
 @pytest.mark.parametrize(
     "options", [{"min_accuracy": 0.25}, {"max_accuracy": 0.75}, {"accuracy_threshold": 0.5}], ids=str
 )
-def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
+def test_a_setting_that_needs_correctness_asks_for_the_name(options):
     (name,) = options
-    with pytest.raises(ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide: 'accuracy', "):
+    with pytest.raises(
+        ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide together: 'accuracy', "
+    ):
         choose(["accuracy", "format"], **options)
     assert choose(["accuracy", "format"], ["accuracy"], **options).is_decided
     why = choose(["accuracy", "format"]).why_no_correctness
@@ -50,19 +52,19 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     assert "`dynamic_sampling_rewards`" in why
 
 
-def test_a_length_penalty_alone_decides_and_nothing_is_right_by_it():
+def test_if_the_only_function_is_a_length_penalty_it_decides_without_correctness():
     alone = choose(["soft_overlong_punishment"])
     assert (alone.names, alone.is_decided) == (("soft_overlong_punishment",), False)
 
 
-def test_each_prompt_counts_once_in_the_accuracy_and_one_that_was_skipped_as_was_expected():
+def test_each_prompt_counts_once_in_the_accuracy_and_skipped_ones_with_their_expectation():
     groups = [torch.tensor([[1.0], [0.0]]), torch.ones(4, 1), torch.full((2, 1), math.nan)]
     assert choose(["accuracy"]).metrics(groups, [0.3]) == {"task_accuracy": pytest.approx((0.5 + 1 + 0.3) / 3)}
     why = choose(["score"], models=["score"]).why_no_correctness
     assert "'score' gives scores. Set `dynamic_sampling_accuracy_threshold`" in why
 
 
-def test_the_best_reward_tells_all_correct_from_constant():
+def test_the_best_reward_distinguishes_all_correct_from_constant():
     task = choose(["accuracy"], best=10.0)
     assert drop_reasons(torch.tensor([[10.0, 10.0], [2.0, 2.0]]), None, task.criterion) == ["all_correct", "constant"]
 
@@ -80,7 +82,7 @@ def test_two_rewards_of_one_sum_are_equal_however_large_and_however_they_share_i
     assert task.drop_reasons(rewards_BF, None, 8) == ["constant"] * 500
 
 
-def test_rewards_that_differ_train_however_large():
+def test_groups_with_different_rewards_are_accepted_however_large_the_rewards_are():
     task = choose(["score"])
     assert task.drop_reasons(torch.tensor([[1e6], [1e6 + 1]]), None, 2) == [None]
     assert task.drop_reasons(torch.tensor([[1000.3], [1000.301]]), None, 2) == [None]
@@ -98,20 +100,20 @@ def test_a_reward_that_equals_the_threshold_is_not_above_it_however_large():
     assert task.is_correct(torch.tensor([[70.1, 30.2], [60.2, 40.1], [60.2, 40.2]])).tolist() == [False, False, True]
 
 
-def test_values_that_rounding_tells_apart_are_one_value():
+def test_values_that_differ_only_by_rounding_count_as_one():
     """100.3 and its neighbour in float32, which is 7.6e-6 above: with 0 two values, which are verdicts."""
     next_to = torch.nextafter(torch.tensor(100.3), torch.tensor(101.0)).item()
     assert choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [next_to]])).has_correctness
     assert not choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [100.4]])).has_correctness
 
 
-def test_a_group_is_all_correct_by_the_best_that_the_functions_could_give_that_scored_it():
-    """Each of two named rewards is `None` for the other's prompts: 1 is the best there, and 2 where both score."""
+def test_a_group_is_all_correct_by_the_best_reward_of_the_functions_that_scored_it():
+    """Each of two named rewards is `None` for the other's prompts. The best sum is 1 there, and 2 if both score."""
     task = choose(["math", "code"], ["math", "code"])
     nan = math.nan
     rewards_BF = torch.tensor([[1.0, nan]] * 2 + [[nan, 1.0]] * 2 + [[1.0, 1.0]] * 2 + [[1.0, 0.0]] * 2)
     assert task.drop_reasons(rewards_BF, None, 2) == ["all_correct", "all_correct", "all_correct", "constant"]
-    # One completion that both scored could have got 2, and one that neither scored says nothing.
+    # A completion that both functions scored could have got 2. A completion that neither scored does not count.
     rewards_BF = torch.tensor([[1.0, nan], [1.0, 0.0], [1.0, nan], [nan, nan], [1.0, nan], [0.5, 0.5]])
     assert task.drop_reasons(rewards_BF[:2], None, 2) == ["constant"]
     assert task.drop_reasons(rewards_BF[[2, 2, 3]], None, 3) == ["all_correct"]
@@ -122,8 +124,8 @@ def test_a_group_is_all_correct_by_the_best_that_the_functions_could_give_that_s
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
-def test_the_weight_of_the_reward_that_decides_moves_neither_its_threshold_nor_its_spread(weight):
-    """With weight 0 accuracy says which groups train, and another reward how, as in verl's recipe."""
+def test_the_weight_of_the_deciding_reward_does_not_change_its_threshold(weight):
+    """With weight 0 accuracy only decides which groups are accepted, as in verl's recipe."""
     task = choose(["accuracy", "style"], ["accuracy"], weights=[weight, 1.0], accuracy_threshold=0.5)
     rewards = torch.tensor([[1.0, 0.0], [0.4, 0.0], [1.0, 0.0], [1.0, 0.0]])
     assert task.is_correct(rewards).tolist() == [True, False, True, True]
@@ -139,25 +141,25 @@ def test_less_of_a_reward_with_a_negative_weight_is_better():
 def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
     task = choose(["accuracy", "length"], weights=[1.0, 0.0])
     assert (task.names, task.shaping, task.is_decided) == (("accuracy",), (), True)
-    # A completion that accuracy cannot score is not made a wrong one by what weighs nothing.
+    # A completion that accuracy cannot score does not become incorrect by a reward without weight.
     assert math.isnan(task.of(torch.tensor([[math.nan, 7.0]])).item())
 
 
 def test_names_that_cannot_decide_are_refused():
-    with pytest.raises(ValueError, match=r"names 'style', whose weight in `reward_weights` is 0.*Name it alone"):
+    with pytest.raises(ValueError, match=r"names 'style', whose weight in `reward_weights` is 0.*Name only this"):
         choose(["accuracy", "style"], ["accuracy", "style"], weights=[1.0, 0.0])
     with pytest.raises(
-        ValueError, match=r"names '<lambda>', but the reward functions are '<lambda>_1', '<lambda>_2'\."
+        ValueError, match=r"names '<lambda>', which is not a .* Choose from '<lambda>_1', '<lambda>_2'\."
     ):
         choose(distinct_names(["<lambda>", "<lambda>"]), ["<lambda>"])
 
 
-def test_of_functions_with_one_name_each_has_a_number_that_no_other_name_takes():
+def test_functions_with_the_same_name_get_numbers_that_no_other_name_has():
     assert distinct_names(["f", "g", "f", "f_1"]) == ["f_2", "g", "f_3", "f_1"]
     assert distinct_names(["f", "g"]) == ["f", "g"]
 
 
-def test_of_several_length_penalties_none_decides():
+def test_length_penalties_never_decide_next_to_another_function():
     penalties = distinct_names(["soft_overlong_punishment_reward"] * 2)
     assert choose(["accuracy", *penalties]).names == ("accuracy",)
     with pytest.raises(ValueError, match=r"a length penalty"):
@@ -170,31 +172,32 @@ def test_of_several_length_penalties_none_decides():
         (
             choose(["accuracy", "format"], ["accuracy"], min_accuracy=0.25),
             False,
-            "A group trains if 'accuracy' differs within it and more than 0.25 and less than 1 of it is correct. A "
-            "completion is correct if 'accuracy' is above 0. 'format' only shapes the advantages.",
+            "A group is accepted if 'accuracy' differs between its completions, and if the share of correct "
+            "completions is above 0.25 and below 1. A completion is correct if 'accuracy' is above 0. 'format' only "
+            "shapes the advantages.",
         ),
         (
             choose(["accuracy", "format", "soft_overlong_punishment"]),
             False,
-            "A group trains if the weighted sum of 'accuracy', 'format' differs within it. Nothing says which "
-            "completions are correct, so avg@k, pass@k and maj@k are left out. 'soft_overlong_punishment' only shapes "
-            "the advantages.",
+            "A group is accepted if the weighted sum of 'accuracy', 'format' differs between its completions. No "
+            "reward function says which completions are correct, so avg@k, pass@k and maj@k are left out. "
+            "'soft_overlong_punishment' only shapes the advantages.",
         ),
         (
             choose(["accuracy", "format"]),
             True,
-            "`group_filter` decides which groups train. Nothing says which completions are correct, so avg@k, pass@k "
-            "and maj@k are left out. Name the reward that says so in `dynamic_sampling_rewards`.",
+            "`group_filter` decides which groups are accepted. No reward function says which completions are correct, "
+            "so avg@k, pass@k and maj@k are left out. Name the function that does in `dynamic_sampling_rewards`.",
         ),
         (
             choose(["accuracy"]),
             True,
-            "`group_filter` decides which groups train. A completion is correct if 'accuracy' is above 0, unless it "
-            "takes more than two values.",
+            "`group_filter` decides which groups are accepted. A completion is correct if 'accuracy' is above 0. If "
+            "this reward takes more than two values, no completion counts as correct.",
         ),
     ],
 )
-def test_one_line_says_what_decides_and_what_only_shapes(task, filtered, expected):
+def test_the_line_at_the_start_says_which_rewards_decide_and_which_only_shape(task, filtered, expected):
     assert (task.describe(True) if filtered else task.describe()) == expected
 
 
@@ -203,15 +206,15 @@ def test_one_line_says_what_decides_and_what_only_shapes(task, filtered, expecte
     [
         ({}, [0.0, 1.0, 1.0, math.nan], 2 / 3),
         ({}, [-1.0, 1.0, -1.0, -1.0], 1 / 4),
-        ({}, [0.0, 1.0, 2.0, 2.0], None),  # a count: all but the first were "right"
-        ({"models": ["score"]}, [-0.5, -0.5, -0.5, -0.5], None),  # none ever would be
+        ({}, [0.0, 1.0, 2.0, 2.0], None),  # a count; all but the first would be "correct"
+        ({"models": ["score"]}, [-0.5, -0.5, -0.5, -0.5], None),  # scores; no completion would be correct
         ({"models": ["score"], "accuracy_threshold": -1.0}, [-0.5, -0.5, -2.0, -0.25], 3 / 4),
         ({"chosen": ["score"]}, [0.0, 0.5, 1.0, 1.0], 3 / 4),
     ],
 )
-def test_a_completion_is_right_by_two_values_or_by_what_was_said_and_not_by_a_grade(options, rewards, accuracy):
+def test_rewards_say_what_is_correct_if_they_have_two_values_or_were_named(options, rewards, accuracy):
     task, rewards_BF = choose(["score"], **options), torch.tensor(rewards)[:, None]
-    # Two values at a time, as rounds show them.
+    # Two rewards at a time, as from two rounds.
     seen = task.having_seen(rewards_BF[:2]).having_seen(rewards_BF[2:])
     assert seen.metrics([rewards_BF]) == ({} if accuracy is None else {"task_accuracy": pytest.approx(accuracy)})
     assert ("is correct if" in seen.describe()) == (accuracy is not None)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of a run share. Fixtures import what they need: `pytest -m fast` is not to wait for TRL."""
+"""Fixtures of the tests of a run. They import TRL only when needed, so that `pytest -m fast` is quick."""
 
 import pytest
 
@@ -10,7 +10,7 @@ OF_THE_TRAINER = {"eval_dataset", "group_filter", "reward_processing_classes"}
 
 @pytest.fixture
 def made(tiny_model, tmp_path):
-    """A trainer of one step on 16 prompts, whose answer is 7; of its completions every second is right."""
+    """A trainer for one step on 16 prompts with the answer 7. Every second completion is correct."""
     from helpers import ScriptedTrainer, prompts, right, tiny_config
 
     def half_right(text, i):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a run before `max_steps`, and what of it is kept by a resumed run."""
+"""Ending a run before `max_steps`, and resuming a run that was ended."""
 
 import json
 
@@ -16,7 +16,7 @@ SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 @pytest.fixture
 def run(tiny_model, tmp_path):
-    """Trains 4 prompts x 4 completions per rollout, sampled once and in order; of a solved prompt half are right."""
+    """Trains 4 prompts x 4 completions per rollout, in order. Half of a solved prompt's are correct."""
 
     def train(solved=lambda i: True, resumes=False, **settings):
         settings = {"max_steps": 12, "dynamic_sampling_max_gen_batches": 1, "num_prompts": 40, **PAPER, **settings}
@@ -35,9 +35,7 @@ def never(i):
     return False
 
 
-def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_checkpoint_and_advice(
-    run, tmp_path, caplog
-):
+def test_a_run_stops_after_several_empty_rollouts_in_a_row_with_a_checkpoint_and_advice(run, tmp_path, caplog):
     trainer = run(lambda i: i in (4, 5), dynamic_sampling_stop_after=3)
     # Rollout 1 finds nothing, 2 (prompts 4 to 7) finds something, 3 to 5 find nothing, in half a pass.
     assert "No group was accepted in" not in caplog.text
@@ -53,7 +51,7 @@ def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_c
     assert run(never, resumes=True, dynamic_sampling_stop_after=3).state.global_step == 8
 
 
-def test_a_rollout_without_a_limit_that_finds_nothing_stops_the_run_too(run, caplog):
+def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
     trainer = run(never, dynamic_sampling_max_gen_batches=0, dynamic_sampling_stop_after=2)
     assert trainer.state.global_step == 1
     assert trainer.stop.found_nothing
@@ -62,8 +60,8 @@ def test_a_rollout_without_a_limit_that_finds_nothing_stops_the_run_too(run, cap
     assert said.startswith("Training stops: no group was accepted in the last 20 batches of completions (dropped ")
     (short,) = [record.message for record in caplog.records if "is not full" in record.message]
     assert short.startswith(
-        "The batch is not full since no further group was accepted, this time: 0 of 80 sampled groups were accepted; "
-        "the batch takes 4 (dropped: all_wrong 80). This rollout trains on nothing and moves no weight. "
+        "The batch is not full since no further group was accepted, this time: 0 of 80 sampled groups were accepted "
+        "(dropped: all_wrong 80); the batch has room for 4. This rollout trains on no group and changes no weights. "
     )
     assert short.endswith("Or raise `dynamic_sampling_stop_after`.")
 
@@ -96,7 +94,7 @@ def test_a_run_ends_once_its_tokens_are_generated_and_stays_ended(run, tmp_path)
     assert run(resumes=True, max_tokens_generated=400, **settings).state.global_step == 5
 
 
-def test_a_run_ends_once_its_tokens_are_generated_and_what_was_sampled_has_trained(run, tmp_path):
+def test_a_run_ends_at_its_limit_of_tokens_after_training_on_the_last_rollout(run, tmp_path):
     # A rollout is 16 completions of 6 tokens; 4 micro-batches make 2 optimizer steps.
     trainer = run(gradient_accumulation_steps=2, steps_per_generation=4, max_tokens_generated=97)
     assert trainer._sampler.totals.tokens_generated == 192
@@ -111,7 +109,7 @@ def test_totals_are_of_the_whole_run_through_a_resume(run):
     assert totals.tokens_generated == 12 * 4 * 6
 
 
-def test_two_processes_stop_at_the_same_step_and_before_it_where_one_cannot_score(tiny_model, tmp_path):
+def test_two_processes_stop_at_the_same_step_also_if_one_cannot_score(tiny_model, tmp_path):
     result = launch("stops", tiny_model, tmp_path, num_processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     reports = [json.loads((tmp_path / f"report-2-{rank}.json").read_text()) for rank in (0, 1)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a run that goes wrong, and of one that goes on with other settings."""
+"""Messages for a run that fails, and for a run that is resumed with other settings."""
 
 import traceback
 
@@ -9,7 +9,7 @@ from helpers import make_trainer, right
 
 
 def fails_from(step, error):
-    """A reward function that raises as soon as so many optimizer steps are behind it."""
+    """Return a reward function that raises an error from an optimizer step on."""
 
     def flaky_judge(completions, trainer_state, **kwargs):
         if trainer_state.global_step >= step:
@@ -43,14 +43,14 @@ def test_a_reward_function_that_fails_in_a_run_is_named_with_its_step_and_the_wa
     last, error = notes_of(tiny_model, tmp_path, 2, **settings)
     assert error.__notes__ == [
         "The reward function 'flaky_judge' raised this.",
-        f"The run stopped in step 3. Its last complete checkpoint is {tmp_path / 'checkpoint-2'}: "
-        "`trainer.train(resume_from_checkpoint=True)`, or `--resume_from_checkpoint true` on a command line, "
-        "continues from there.",
+        f"The run stopped in step 3. The last complete checkpoint is {tmp_path / 'checkpoint-2'}. Continue from there "
+        "with `trainer.train(resume_from_checkpoint=True)`, or with `--resume_from_checkpoint true` on the command "
+        "line.",
     ]
     assert [line.strip() for line in last] == error.__notes__  # the last that a traceback shows
 
 
-def test_an_error_that_speaks_of_another_checkpoint_is_told_with_the_way_on_too(tiny_model, tmp_path):
+def test_an_error_about_another_checkpoint_gets_advice_too(tiny_model, tmp_path):
     def judge(completions, trainer_state, **kwargs):
         if trainer_state.global_step:
             raise FileNotFoundError("the checkpoint of the judge is gone")
@@ -60,22 +60,22 @@ def test_an_error_that_speaks_of_another_checkpoint_is_told_with_the_way_on_too(
     with pytest.raises(FileNotFoundError, match="the checkpoint of the judge is gone") as caught:
         trainer.train()
     assert caught.value.__notes__[0] == "The reward function 'judge' raised this."
-    assert f"Its last complete checkpoint is {tmp_path / 'checkpoint-1'}" in caught.value.__notes__[1]
+    assert f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}" in caught.value.__notes__[1]
 
 
-def test_a_checkpoint_that_is_not_there_is_no_step_that_failed(tiny_model, tmp_path):
+def test_a_missing_checkpoint_is_not_reported_as_a_failed_step(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="valid checkpoint") as caught:
         make_trainer(tiny_model, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
     assert not getattr(caught.value, "__notes__", [])
 
 
-def test_without_a_checkpoint_of_its_own_a_run_that_fails_says_so(tiny_model, tmp_path):
+def test_a_failed_run_without_a_checkpoint_of_its_own_says_so(tiny_model, tmp_path):
     (tmp_path / "checkpoint-9").mkdir()  # of another run: this one has not come as far
     (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")
     _, error = notes_of(tiny_model, tmp_path, 1, dynamic_sampling_screen="off")
     assert error.__notes__[-1] == (
-        f"The run stopped in step 2. It has saved no checkpoint in {tmp_path}, so it starts again from the beginning. "
-        "`save_steps` sets how often one is saved."
+        f"The run stopped in step 2. There is no checkpoint in {tmp_path}, so the run has to start from the "
+        "beginning. Set `save_steps` to save checkpoints more often."
     )
 
 
@@ -99,15 +99,15 @@ def test_settings_that_changed_are_named_at_a_resume_with_the_old_and_the_new_va
     assert "has no effect" not in said
 
 
-def test_a_learning_rate_that_changed_has_no_effect_and_that_is_said(tiny_model, tmp_path, capsys):
+def test_a_warning_says_that_a_changed_learning_rate_has_no_effect(tiny_model, tmp_path, capsys):
     """An optimizer's state holds its rate, and a schedule's the rate that it scales."""
     settings = {"lr_scheduler_type": "constant"}
     trainer, said = resumed(tiny_model, tmp_path, capsys, settings, settings | {"learning_rate": 1e-2})
     assert [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log] == [1e-3, 1e-3]
     assert "`learning_rate` (0.001 there, 0.01 here)" in said
-    assert "`learning_rate` has no effect: the checkpoint's optimizer and schedule continue unchanged." in said
+    assert "`learning_rate` has no effect, because the checkpoint's optimizer and schedule are restored." in said
 
 
-def test_where_nothing_changed_nothing_is_said(tiny_model, tmp_path, capsys):
+def test_without_changed_settings_there_is_no_warning(tiny_model, tmp_path, capsys):
     _, said = resumed(tiny_model, tmp_path, capsys, {}, {})
     assert "other settings" not in said

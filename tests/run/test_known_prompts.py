@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 from helpers import mixed_unless_multiple_of_3, prompts, right, tiny_config
 
-from trl_dapo.run.known_prompts import learn_from
+from trl_dapo.run.known_prompts import load_pass_rates
 from trl_dapo.sampling.example_names import problem_id
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
@@ -53,10 +53,10 @@ def trained(made):
     return train
 
 
-def test_what_an_evaluation_saw_counts_half(tmp_path):
+def test_pass_rates_of_an_evaluation_count_half(tmp_path):
     made = sampler(Dataset.from_list([*ROWS, ROWS[0]]))  # where the first stands twice, it is learnt once
     folder = evaluation(tmp_path, [asked(ROWS[0], 2), asked(ROWS[1], 0), asked(ROWS[2], 0, source="other")])
-    assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
+    assert load_pass_rates(folder, made) == f"The pass rates of 2 of 4 prompts are known from `{folder}`."
     first, second, third = map(memory_of(made).pass_rate, names(made)[:3])
     prior = memory_of(made).population.pass_rate()
     assert third == prior  # of another source, and so not asked
@@ -64,24 +64,27 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
 
 
-def test_an_evaluation_teaches_nothing_of_a_prompt_that_has_several_golds(tmp_path):
+def test_an_evaluation_is_ignored_for_a_prompt_with_several_gold_answers(tmp_path):
     rows = [
         {"prompt": p, "solution": gold, "source": "sums"} for p, gold in [("1+1", "2"), ("1+1", "3"), ("1+2", "3")]
     ]
     folder = evaluation(tmp_path, [asked(rows[0], 4), asked(rows[2], 4)])
-    assert learn_from(folder, sampler(Dataset.from_list(rows))) == f"1 of 3 prompts are known from `{folder}`."
+    assert (
+        load_pass_rates(folder, sampler(Dataset.from_list(rows)))
+        == f"The pass rates of 1 of 3 prompts are known from `{folder}`."
+    )
 
 
-def test_an_evaluation_teaches_nothing_of_an_id_that_several_training_prompts_have(tmp_path):
-    """Of two datasets put together, each numbered from 0, nobody knows which one was evaluated."""
+def test_an_evaluation_is_ignored_for_an_id_of_several_training_prompts(tmp_path):
+    """If two datasets are combined, each numbered from 0, it is unknown which one was evaluated."""
     made = sampler(Dataset.from_list([row | {"id": i} for i, row in zip([0, 0, 1, 2], ROWS, strict=True)]))
     folder = evaluation(tmp_path, [asked(ROWS[0] | {"id": i}, 4) for i in range(3)])
-    assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
+    assert load_pass_rates(folder, made) == f"The pass rates of 2 of 4 prompts are known from `{folder}`."
     assert memory_of(made).prompts == {*names(made)[2:]}
 
 
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
-def test_a_run_begins_with_what_an_earlier_one_saw(trained, tmp_path, of, capsys):
+def test_a_run_starts_with_the_pass_rates_of_an_earlier_one(trained, tmp_path, of, capsys):
     earlier = trained("run")
     folder = tmp_path / "run" if of == "run" else tmp_path / "run" / "checkpoint-2"
     seen = memory_of(earlier._sampler).prompts
@@ -92,7 +95,7 @@ def test_a_run_begins_with_what_an_earlier_one_saw(trained, tmp_path, of, capsys
     assert seen < memory_of(later._sampler).prompts
 
 
-def test_a_checkpoints_own_memory_goes_on_at_a_resume(trained, tmp_path):
+def test_a_resumed_run_continues_with_the_memory_of_its_checkpoint(trained, tmp_path):
     trained("run", max_steps=8)
     settings = {"dynamic_sampling_memory": str(tmp_path / "run"), "max_steps": 4}
     whole = trained("a", **settings)
@@ -105,20 +108,23 @@ def test_a_checkpoints_own_memory_goes_on_at_a_resume(trained, tmp_path):
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda folder: str(folder / "nowhere"), "there is no such folder"),
-        (str, "holds no checkpoint with a memory, no ledger of a run, and no evaluation"),
-        (lambda folder: evaluation(folder, [asked({"prompt": "x", "source": "sums"}, 1)]), "knows none of the"),
+        (lambda folder: str(folder / "nowhere"), "is not a folder"),
+        (str, "contains no pass rates: .* nor the ledger of a run, nor an evaluation"),
+        (
+            lambda folder: evaluation(folder, [asked({"prompt": "x", "source": "sums"}, 1)]),
+            "contains pass rates, but none of the",
+        ),
     ],
 )
-def test_a_folder_that_says_nothing_of_the_prompts_is_refused(tmp_path, make, error):
+def test_a_folder_without_pass_rates_of_the_prompts_is_refused(tmp_path, make, error):
     with pytest.raises((ValueError, FileNotFoundError), match=error):
-        learn_from(make(tmp_path), sampler())
+        load_pass_rates(make(tmp_path), sampler())
 
 
 def test_an_evaluation_is_refused_for_a_dataset_without_length(tmp_path):
     made = sampler(IterableDataset.from_generator(lambda: iter(ROWS)))
-    with pytest.raises(ValueError, match="an evaluation needs a dataset of known length"):
-        learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made)
+    with pytest.raises(ValueError, match="cannot be used with a dataset of unknown length"):
+        load_pass_rates(evaluation(tmp_path, [asked(ROWS[0], 2)]), made)
 
 
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("False", False), (True, True), ("a/b", "a/b")])

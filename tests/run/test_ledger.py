@@ -33,7 +33,7 @@ def new_sampler(target, num_generations=2, **options):
 
 
 def play(sampler, rewards_NF, lengths, reasons, sources=None, seconds=0.0, step=0, names=None):
-    """A round of groups named after their places, by the policy after so many optimizer steps; its groups."""
+    """Play a round of groups that are named by their number, with the policy after `step` optimizer steps."""
     rewards_BF = torch.tensor(rewards_NF).view(len(lengths), -1)
     size = len(lengths) // len(reasons)
     requests, completions = [], []
@@ -54,12 +54,12 @@ def play(sampler, rewards_NF, lengths, reasons, sources=None, seconds=0.0, step=
 
 
 def rows_of(sampler, step=0):
-    """What the ledger says of the sampler's rollout, which ends."""
+    """End the sampler's rollout, and return its rows in the ledger."""
     task = TaskReward.choose(["right"], torch.ones(1), None)
     return describe_groups(sampler.rollout, sampler.finish_rollout(), step, task, ["right"], {})
 
 
-def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
+def test_a_row_has_the_place_and_the_outcome_of_its_group():
     sampler = new_sampler(2, carries=True)
     verdicts, later_verdicts = ["all_wrong", None], ["all_correct", None, None]
     play(sampler, [0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], verdicts, ["aime", None], seconds=0.5, step=4)
@@ -82,7 +82,7 @@ def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     assert set(rows["step"]) == {7}
 
 
-def test_what_equals_the_threshold_is_not_correct_in_the_ledger_either():
+def test_a_reward_that_equals_the_threshold_is_not_correct_in_the_ledger():
     """100.3 in float32 is 3e-6 above the threshold."""
     sampler = new_sampler(1)
     play(sampler, [100.3, 100.4], [1, 1], [None])
@@ -91,8 +91,8 @@ def test_what_equals_the_threshold_is_not_correct_in_the_ledger_either():
     assert rows["correct"].to_pylist() == [1]
 
 
-def test_the_ledger_tells_of_each_rollout_what_a_log_that_averages_does_not(parts, tmp_path):
-    """Of 4 and then 1 of 4 groups; a partial group, which decided nothing, is in neither."""
+def test_the_ledger_has_every_rollout_even_if_the_log_has_averages(parts, tmp_path):
+    """The first rollout has 4 groups, the second one. A partial group, which was not decided, is in neither."""
     sampler = new_sampler(4)
     play(sampler, [1.0, 0.0] * 3 + [0.5, torch.nan], [1] * 8, [None] * 3 + ["unscored"])
     task = TaskReward.choose(["right"], torch.ones(1), None)
@@ -121,7 +121,7 @@ def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbe
         sampler.start_rollout()
 
 
-def test_a_partial_group_of_an_earlier_rollout_that_is_given_up_is_told_of_without_a_round():
+def test_a_partial_group_of_an_earlier_rollout_that_is_given_up_has_no_round():
     sampler = new_sampler(1, num_generations=4, carries=True, policies=[Screen(2)])
     play(sampler, [1.0, 0.0], [3, 4], [None], ["aime"], names=["asked before"])
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_partial_group_of_an_earlier_rollout_that_is_given_up_is_told_of_witho
     assert rows["lengths"] == [[3, 4], [1] * 4]
 
 
-def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
+def test_carried_groups_have_only_one_row():
     sampler = new_sampler(1, carries=True)
     play(sampler, [1.0, 0.0] * 2, [1] * 4, [None, None])
     assert len(sampler.finish_rollout().carried) == 1
@@ -150,7 +150,7 @@ def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
     assert rows["rewards/right"] == [[0.0, 0.0], [0.5, 0.0]]
 
 
-def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
+def test_missing_rewards_are_null_and_every_reward_function_has_a_column():
     nan, sampler = torch.nan, new_sampler(1)
     play(sampler, [[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]], [1] * 4, [None, "unscored"])
     batch = sampler.finish_rollout()
@@ -163,7 +163,7 @@ def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
     assert rows["rewards/right"] == [[1.0, None], [None, None]]
     assert rows["rewards/right_2"] == [[0.5, 0.25], [None, 0.0]]
     assert (rows["scored"], rows["correct"]) == ([1, 0], [1, 0])
-    # The sum of both, if none was named: nothing says what is right.
+    # Without a name the sum of both decides, which does not say which completions are correct.
     rows = rows_of_both(None)
     assert (rows["scored"], rows["correct"]) == ([2, 1], [None, None])
 
@@ -200,7 +200,7 @@ def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_
         assert row["rewards/right"] == ([1.0, 0.0, 0.0, 0.0] if i % 3 else [0.0] * 4)
         assert row["drop_reason"] == (None if i % 3 else "all_wrong")
         assert row["correct"] == (1 if i % 3 else 0)
-    # Of 0 1 2 3: one dropped, one accepted, one more of those; then 4 to 7, where all are seen again.
+    # Texts of groups 0 to 3: one dropped, one accepted and one more accepted. Then the same for 4 to 7.
     assert [row["outcome"] for row in rows[:6]] == ["dropped", "trained", "trained", "dropped", "trained", "trained"]
     texts = [(i, row["prompt"], row["completions"]) for i, row in enumerate(rows) if row["step"] == 1]
     one_right = ["right", "wrong", "wrong", "wrong"]
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_written_ends_the_ledger_and_not_the_run(tiny_mo
     trainer.train()
     assert trainer.state.global_step == 2
     (said,) = [record.message for record in caplog.records if "No space left" in record.message]
-    assert "cannot be written and ends here. The run continues" in said
+    assert "The run continues, but without its ledger" in said
 
 
 def test_two_processes_write_the_ledger_of_one_with_groups_that_straddle_them(tiny_model, tmp_path):
@@ -254,7 +254,7 @@ def parts(tmp_path):
     return parts
 
 
-def test_a_part_that_is_large_enough_is_left_alone(parts, tmp_path, monkeypatch):
+def test_a_part_that_is_large_enough_does_not_change(parts, tmp_path, monkeypatch):
     for rollout in range(3):
         parts.append(part_of(rollout, rollout))
     assert [path.name for path in parts.folder.iterdir()] == ["part-00001.parquet"]
@@ -296,12 +296,12 @@ def test_a_part_that_lost_its_end_is_passed_over_with_a_note_and_never_in_the_wa
     torn.write_bytes((parts.folder / "part-00001.parquet").read_bytes()[:-9])
     notes = []
     assert read_ledger(tmp_path, notes)["rollout"].to_pylist() == [0]
-    assert notes == ["rollouts/part-00002.parquet cannot be read and is passed over."]
+    assert notes == ["rollouts/part-00002.parquet cannot be read and is left out."]
     parts.begin(1)
     parts.append(part_of(1))
     assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 1]
     assert torn.with_suffix(".parquet.torn").exists()
-    assert "it is kept as part-00002.parquet.torn" in caplog.text
+    assert "It is renamed to part-00002.parquet.torn" in caplog.text
 
 
 def untimed(rows):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried before the first token."""
+"""Checks before the first token is generated."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from helpers import run_preflight
 
-from trl_dapo.run.preflight import SetupError, too_few_processes
+from trl_dapo.run.preflight import SetupError, describe_missing_processes
 from trl_dapo.sampling.screen import Screen
 from trl_dapo.settings.sampling_defaults import PAPER
 
@@ -80,8 +80,8 @@ def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing
     assert trainer.state.log_history[0]["reward"] == 0.5
 
 
-def test_what_made_up_completions_score_says_nothing_of_which_rewards_tell_right_from_wrong(made):
-    """A reward of three values is no verdict, but only completions of the model show how many it has."""
+def test_scores_of_dummy_completions_do_not_decide_whether_rewards_say_what_is_correct(made):
+    """Rewards with three values are scores, but only completions of the model show how many values there are."""
 
     def reward(completions, **kwargs):
         return [{"right": 1.0, "wrong": 0.0}.get(completion, 0.3) for completion in completions]
@@ -102,7 +102,7 @@ def test_what_made_up_completions_score_says_nothing_of_which_rewards_tell_right
 CHAT = {"prompt": [{"role": "user", "content": "2+2"}]}
 
 
-def test_chats_are_scored_as_chats_and_who_takes_one_for_text_is_told_what_a_completion_is(made):
+def test_the_error_of_a_reward_function_that_expects_text_explains_conversational_completions(made):
     seen = []
 
     def reward(completions, **kwargs):
@@ -111,10 +111,10 @@ def test_chats_are_scored_as_chats_and_who_takes_one_for_text_is_told_what_a_com
 
     said = refusal(made(reward, Dataset.from_list([CHAT] * 4), **PAPER))
     assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
-    assert "with 4 completions [{'role': 'assistant', 'content': 'Answer: 0'}]" in said
+    assert "and 4 completions [{'role': 'assistant', 'content': 'Answer: 0'}]" in said
     assert 'A completion is a list of messages, and its text is `completion[0]["content"]`' in said
     said = refusal(made(fails, **PAPER))
-    assert "with 4 completions 'Answer: 0', before" in said
+    assert "and 4 completions 'Answer: 0'." in said
     assert "list of messages" not in said
 
 
@@ -130,9 +130,7 @@ def test_an_example_that_no_function_scores_is_warned_of(made, caplog, rewards, 
 
 
 @pytest.mark.parametrize("leaves_one_out", [True, False])
-def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once_unless_others_score_it_all(
-    made, caplog, leaves_one_out
-):
+def test_a_function_that_scores_no_completion_is_named_once_unless_others_score_all(made, caplog, leaves_one_out):
     def right(completions, **kwargs):
         first = None if leaves_one_out else 0.0
         return [first, *(float(completion == "right") for completion in completions[1:])]
@@ -140,7 +138,7 @@ def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once_unles
     made([right, silent], dynamic_sampling_rewards=["right"], max_steps=3).train()
     said = [record.message for record in caplog.records if "scored none" in record.message]
     assert len(said) == leaves_one_out
-    assert all("'silent' scored none of the 16 completions of the first rollout" in one for one in said)
+    assert all("'silent' scored none of the 16 completions of the first rollout, but returned" in one for one in said)
 
 
 def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(made):
@@ -155,7 +153,7 @@ def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(m
     assert shares == [0.0, 0.0, 0.5]  # the made-up group, and a round per step
 
 
-def test_no_tracker_is_told_of_it(made):
+def test_trackers_do_not_log_the_check(made):
     """TRL tells trackers how long a function took; trackio refuses it before training begins."""
     told = []
 
@@ -172,7 +170,7 @@ def test_no_tracker_is_told_of_it(made):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "2+2"}, "has no column `prompt`; its columns are `question`"),
+        ({"question": "2+2"}, "has no column `prompt`. Its columns are `question`"),
         ({"prompt": 4}, "The first example's `prompt` is 4 (int)"),
         ({"prompt": []}, "The first example's `prompt` is [] (list)"),
         ({"prompt": [{"text": "2+2"}]}, "Expected text, or a list of messages with `role` and `content`"),
@@ -187,9 +185,9 @@ def test_a_first_example_without_a_prompt_is_refused(made, row, message):
 @pytest.mark.parametrize(
     ("bad", "others"), [("", "2+2"), (None, "2+2"), ([], CHAT["prompt"]), (None, CHAT["prompt"])], ids=str
 )
-def test_a_row_without_a_prompt_is_named_wherever_it_stands(made, bad, others):
+def test_the_error_for_a_row_without_a_prompt_names_the_row(made, bad, others):
     dataset = Dataset.from_dict({"prompt": [others] * 11_000 + [bad] + [others] * 4})
-    message = rf"`train_dataset` has no prompt in row 11000: it is {re.escape(repr(bad))}\. Leave such rows out"
+    message = rf"`train_dataset` has no prompt in row 11000: it is {re.escape(repr(bad))}, .* Remove such rows"
     with pytest.raises(ValueError, match=message):
         made(zeros, dataset)
     made(zeros, dataset.select(range(10_996, 11_000)))
@@ -198,7 +196,7 @@ def test_a_row_without_a_prompt_is_named_wherever_it_stands(made, bad, others):
 
 
 def test_a_stream_without_an_example_is_refused(made):
-    with pytest.raises(SetupError, match="The training dataset holds no prompt"):
+    with pytest.raises(SetupError, match="The training dataset has no prompts"):
         made(zeros, IterableDataset.from_generator(lambda: iter(()))).train()
 
 
@@ -216,21 +214,21 @@ def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_before_any
         trainer.train()
 
 
-def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
-    """What `accelerate launch --cpu --num_processes 2` leaves in the environment of the one process it starts."""
+def test_a_warning_says_that_only_one_of_several_requested_processes_started(monkeypatch):
+    """`accelerate launch --cpu --num_processes 2` starts only one process, with these environment variables."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert too_few_processes(1) is None
+    assert describe_missing_processes(1) is None
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert "asked for several processes and started one" in too_few_processes(1)
-    assert too_few_processes(2) is None
+    assert "told to start several processes but started only one" in describe_missing_processes(1)
+    assert describe_missing_processes(2) is None
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert too_few_processes(1) is None
+    assert describe_missing_processes(1) is None
     monkeypatch.setenv("WORLD_SIZE", "")  # as if it were not set
-    assert "asked for several processes and started one" in too_few_processes(1)
+    assert "told to start several processes but started only one" in describe_missing_processes(1)
     monkeypatch.setenv("MASTER_ADDR", "")
-    assert too_few_processes(1) is None
+    assert describe_missing_processes(1) is None
 
 
 # ---- First completions ----
@@ -247,7 +245,7 @@ def best_of_eight(completions, **kwargs):
 def test_a_function_that_cannot_score_a_part_of_a_group_is_refused_if_a_screen_was_asked_for(made):
     said = refusal(made(best_of_eight, **SCREENED))
     assert said.startswith(
-        "`dynamic_sampling_screen='3'` has 3 completions of a group scored first, and the reward function "
+        "`dynamic_sampling_screen='3'` scores 3 completions of a group first, but the reward function "
         "'best_of_eight' failed with RuntimeError: shape"
     )
     assert said.endswith("Set `dynamic_sampling_screen='off'`, or make the function score any number of completions.")
@@ -260,7 +258,7 @@ def test_a_function_that_cannot_score_a_part_of_a_group_turns_the_default_screen
     assert trainer._sampler.selection.find(Screen) is None
     assert trainer.args.dynamic_sampling_screen == "off"
     said = " ".join(capsys.readouterr().out.split())
-    assert "Off: `dynamic_sampling_screen='auto'` has 6 completions of a group scored first, and the reward" in said
+    assert "Off: `dynamic_sampling_screen='auto'` scores 6 completions of a group first, but the reward" in said
 
 
 def test_functions_are_called_with_a_group_and_with_as_few_as_a_screen_samples_first(made):

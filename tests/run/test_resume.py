@@ -47,7 +47,7 @@ def trained(trainer):
     return [number(text) for text, *_, tokens in trainer.seen if tokens]
 
 
-def test_what_a_checkpoint_keeps_of_batch_sizes_that_were_worked_out_is_read_as_plain_weights(made, tmp_path):
+def test_computed_batch_sizes_in_a_checkpoint_are_loaded_with_weights_only(made, tmp_path):
     # 8 prompts x 4 completions are 32 rows: 8 micro-batches of 4 rows.
     trainer = made(prompts_per_step=8, gradient_accumulation_steps=1)
     torch.save(trainer.update_state_dict(), tmp_path / "state.pt")
@@ -88,7 +88,7 @@ def longest(completions, **kwargs):
         ({"num_generations": 2}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
         ({"reward_weights": [0.3]}, "reward_weights"),
-        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "reward_scaling"),  # advantages of 0.75 beside those of 5.0
+        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "reward_scaling"),  # advantages of 0.75 next to those of 5.0
         ({"reward_funcs": longest}, "reward_funcs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -132,7 +132,7 @@ def lets_in_few(rewards, rows):
 @pytest.mark.parametrize(
     ("there", "here"), [(None, lets_in_few), (lets_in_few, None), (lets_in_few, lets_in_all), (lets_in_few,) * 2]
 )
-def test_groups_are_left_behind_where_a_filter_appears_goes_or_changes(run, tmp_path, there, here, caplog):
+def test_groups_are_dropped_if_a_group_filter_is_added_removed_or_changed(run, tmp_path, there, here, caplog):
     run(1, group_filter=there, **CARRY)
     assert torch.load(tmp_path / "checkpoint-1" / "dapo_state_rank0.pt", weights_only=True)["queue"]["groups"]
     assert bool(run(2, "checkpoint-1", group_filter=here, **CARRY)._sampler.rollout.num_carried) == (there is here)
@@ -140,7 +140,7 @@ def test_groups_are_left_behind_where_a_filter_appears_goes_or_changes(run, tmp_
 
 
 def changed(args, **others):
-    """What a rule says with these settings and not with the usual ones."""
+    """Return the part of the fingerprint that differs from that of the usual settings."""
     usual = fingerprint(tiny_config(args.output_dir), {"group_filter": None})
     other = fingerprint(args, {"group_filter": None, **others})
     return {name: value for name, value in other.items() if usual.get(name) != value}
@@ -157,7 +157,7 @@ def test_a_rule_names_each_setting_that_rows_hang_on(tmp_path):
     assert changed(tiny_config(tmp_path, **settings)) == settings
 
 
-def test_a_rule_names_the_settings_of_an_engine_where_it_samples(tmp_path):
+def test_the_fingerprint_contains_the_settings_of_an_engine_that_samples(tmp_path):
     vllm = {"vllm_mode": "server", "vllm_structured_outputs_regex": "[0-9]+"}
     assert changed(tiny_config(tmp_path, **vllm)) == {}
     weights = {"correction": True, "mode": "token_truncate", "clip_max": 2.0}
@@ -165,7 +165,7 @@ def test_a_rule_names_the_settings_of_an_engine_where_it_samples(tmp_path):
     assert changed(tiny_config(tmp_path, use_vllm=True, **vllm)) == named
 
 
-def test_a_rule_says_what_json_cannot_hold_by_the_name_that_the_next_run_gives_it_too(tmp_path):
+def test_the_fingerprint_represents_functions_by_names_that_the_next_run_has_too(tmp_path):
     args = tiny_config(tmp_path, generation_kwargs={"prefix_allowed_tokens_fn": len})
     assert changed(args, group_filter=functools.partial(lets_in_few, rows=[])) == {
         "generation_kwargs": {"prefix_allowed_tokens_fn": "len"},
@@ -188,12 +188,12 @@ def test_prompts_in_another_order_start_a_fresh_pass(run, caplog):
     ("overrides", "said"),
     [
         ({"beta": 0.1}, "`beta` (0.0 there, 0.1 here)"),  # which needs a reference
-        ({"steps_per_generation": 12}, "rows it holds of an unfinished rollout"),
+        ({"steps_per_generation": 12}, "its completions of an unfinished rollout and of carried groups are not used"),
         ({"use_dynamic_sampling": False}, "`use_dynamic_sampling` (True there, False here)"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_an_unfinished_rollout_that_does_not_fit_is_left_behind(run, overrides, said, caplog):
+def test_an_unfinished_rollout_that_does_not_fit_is_not_used(run, overrides, said, caplog):
     run(1, **TWO_STEPS)
     trainer = run(2, "checkpoint-1", **{**TWO_STEPS, **overrides})
     assert said in caplog.text
@@ -213,7 +213,7 @@ def test_a_memory_that_is_turned_on_inside_a_rollout_is_saved(run, tmp_path):
     [((1, 16, 1, 8), (2, 8, 2, 4)), ((2, 8, 2, 4), (1, 16, 1, 8))],
     ids=["trained twice", "not there"],
 )
-def test_an_unfinished_rollout_that_is_cut_otherwise_is_left_behind(run, there, here, caplog):
+def test_an_unfinished_rollout_that_is_split_differently_is_not_used(run, there, here, caplog):
     names = ["per_device_train_batch_size", "steps_per_generation", "num_iterations", "gradient_accumulation_steps"]
     before = trained(run(1, **dict(zip(names, there, strict=True))))
     after = trained(run(3, "checkpoint-1", **dict(zip(names, here, strict=True))))
@@ -228,14 +228,14 @@ def test_an_unfinished_rollout_that_is_cut_otherwise_is_left_behind(run, there, 
     "settings", [{"use_dynamic_sampling": False, **TWO_STEPS}, {"steps_per_generation": 6}], ids=["grpo", "6 parts"]
 )
 def test_inside_a_rollout_a_run_resumes_bit_by_bit(run, settings, from_step, caplog):
-    """Of 6 parts steps of 4 take the first 4, then 2 and 2 of the next rollout: none needs to end with a rollout."""
+    """With 6 parts per rollout and steps of 4, a step may take parts of two rollouts: 4, then 2 and 2 of the next."""
     whole, again = run(3, **settings), run(3, f"checkpoint-{from_step}", **settings)
     assert len(again.sampled) < len(whole.sampled)  # the second rollout alone
     assert "other settings" not in caplog.text
     assert torch.equal(weights(whole), weights(again))
 
 
-def test_an_unfinished_rollout_goes_on_where_steps_alone_are_of_another_size(run, caplog):
+def test_an_unfinished_rollout_continues_if_only_the_size_of_steps_changed(run, caplog):
     """Rollouts of 8 parts of 4 rows: the first step took 4 parts, the next ones take 2."""
     groups = trained(run(1, **TWO_STEPS))
     rest = run(3, "checkpoint-1", gradient_accumulation_steps=2, **TWO_STEPS)
@@ -245,8 +245,8 @@ def test_an_unfinished_rollout_goes_on_where_steps_alone_are_of_another_size(run
     assert "other settings" not in caplog.text
 
 
-def test_an_unfinished_rollout_is_left_behind_where_no_step_would_end_with_it(run, caplog):
-    """Of 6 parts 2 have trained; steps of 3 would end at 5, 8, ... and never look at the limits of the run."""
+def test_an_unfinished_rollout_is_dropped_if_no_step_would_end_with_it(run, caplog):
+    """After 2 of 6 parts, steps of 3 would end at 5, 8, ..., never with a rollout, after which limits are checked."""
     settings = {"steps_per_generation": 6, "dataset": prompts(48), "max_tokens_generated": 600}
     run(1, gradient_accumulation_steps=2, **settings)
     trainer = run(60, "checkpoint-1", gradient_accumulation_steps=3, **settings)
@@ -259,7 +259,7 @@ def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(
     run(1)
     trainer = run(2, "checkpoint-1", dynamic_sampling_surplus="carry")
     assert "other settings" not in caplog.text
-    assert number(trainer.sampled[0]) == 8  # the prompts go on: two rounds of four were drawn before
+    assert number(trainer.sampled[0]) == 8  # the prompts continue: two rounds of four were drawn before
 
 
 def test_ignore_data_skip_starts_a_fresh_pass_and_resumes_all_else(run, carrying, caplog):
@@ -336,7 +336,7 @@ def test_that_a_reward_gives_scores_is_not_learnt_anew(run):
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_what_a_reward_gave_is_left_behind_where_another_reward_decides(run, caplog):
+def test_rewards_are_not_resumed_if_another_reward_decides(run, caplog):
     def score(prompts, completions, **kwargs):
         return [reward or number(prompt) / 64 for prompt, reward in zip(prompts, right(completions), strict=True)]
 
@@ -344,16 +344,14 @@ def test_what_a_reward_gave_is_left_behind_where_another_reward_decides(run, cap
     assert run(2, "checkpoint-1")._task.has_correctness
 
 
-def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_says_so(run, tmp_path, caplog):
+def test_resuming_without_a_complete_checkpoint_starts_from_the_beginning_with_a_warning(run, tmp_path, caplog):
     (tmp_path / "checkpoint-3").mkdir()
     assert run(2, True).state.global_step == 2
-    assert "holds no complete checkpoint: the run starts from the beginning" in caplog.text
+    assert "contains no complete checkpoint, so the run starts from the beginning" in caplog.text
 
 
-def test_a_run_that_begins_where_an_earlier_one_left_checkpoints_says_which_is_the_last(
-    tiny_model, run, tmp_path, caplog
-):
-    said = f"{tmp_path / 'checkpoint-2'} is of an earlier run, and this one starts from the beginning"
+def test_a_new_run_in_a_folder_with_checkpoints_names_the_last_one(tiny_model, run, tmp_path, caplog):
+    said = f"{tmp_path / 'checkpoint-2'} is from an earlier run, but this run starts from the beginning"
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED)
     trainer.train()
     trainer.train()  # its own is of no earlier run
@@ -362,7 +360,7 @@ def test_a_run_that_begins_where_an_earlier_one_left_checkpoints_says_which_is_t
     os.utime(tmp_path / "checkpoint-2", (0, 0))
     run(1, save_total_limit=1)
     assert caplog.text.count(said) == 1
-    assert "deletes checkpoints of the earlier run as it saves its own (`save_total_limit=1`)" in caplog.text
+    assert "delete checkpoints of the earlier run when it saves its own (`save_total_limit=1`)" in caplog.text
     assert not (tmp_path / "checkpoint-2").exists()
 
 
@@ -370,20 +368,20 @@ def sampler_state(checkpoint):
     return json.loads((checkpoint / "dapo_state.json").read_text())
 
 
-def test_a_run_without_dynamic_sampling_goes_on_with_it_in_a_fresh_pass_and_says_so(run, caplog):
+def test_turning_dynamic_sampling_on_at_a_resume_starts_a_fresh_pass_with_a_warning(run, caplog):
     run(1, use_dynamic_sampling=False)
     assert number(run(2, True).sampled[0]) == 0
     assert "`use_dynamic_sampling` (False there, True here)" in caplog.text
-    assert "the prompts start a fresh pass" in caplog.text
+    assert "the pass over the prompts starts from the beginning" in caplog.text
 
 
-def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path):
-    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
+def test_if_one_process_cannot_read_its_state_no_process_uses_its_own(tiny_model, tmp_path):
+    """The state that all processes share is resumed: the order of the prompts and the counts of the limits."""
     overrides = {"steps_per_generation": 8, "max_steps": 2}
     jobs.sampled_run(tiny_model, tmp_path / "fewer processes", dict(overrides))
     run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"torn": overrides}), num_processes=2)
     assert run.returncode == 0, run.stderr[-3000:]
-    why = {"torn": "cannot be resumed as a whole: it"}
+    why = {"torn": "can be resumed only in part: it"}
     why["fewer processes"] = "written with other settings: `num_processes` (1 there, 2 here)"
     checkpoints = {name: tmp_path / name / "run" / "checkpoint-1" for name in why}  # in a rollout of two steps
     state = checkpoints["torn"] / "dapo_state_rank1.pt"
@@ -393,7 +391,7 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
     assert run.returncode == 0, run.stderr[-3000:]
     for name, checkpoint in checkpoints.items():
         said = "\n".join(line for line in run.stderr.splitlines() if str(checkpoint) in line)
-        assert said.count("are left behind") == 1  # of two processes
+        assert said.count("are not used") == 1  # of two processes
         assert why[name] in said
         logs = json.loads((tmp_path / f"{name}, resumed" / "report-2-0.json").read_text())["logs"]
         num_again = logs[-1]["dynamic_sampling/groups_generated"]
@@ -406,7 +404,7 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
 
 
 @pytest.mark.parametrize("uses_memory", [False, True])
-def test_a_state_whose_rows_are_lost_goes_on_in_its_pass_and_its_ledger(run, tmp_path, caplog, uses_memory):
+def test_a_state_without_its_rows_continues_its_pass_and_its_ledger(run, tmp_path, caplog, uses_memory):
     run(1, dynamic_sampling_memory=uses_memory)
     (tmp_path / "checkpoint-1" / "dapo_state_rank0.pt").unlink()
     before = sampler_state(tmp_path / "checkpoint-1")
@@ -416,7 +414,7 @@ def test_a_state_whose_rows_are_lost_goes_on_in_its_pass_and_its_ledger(run, tmp
     assert trainer._sampler.num_rollouts == 2
     assert not (tmp_path / "rollouts-1").exists()
     assert "it has no dapo_state_rank0.pt" in caplog.text
-    assert "fresh pass" not in caplog.text
+    assert "starts from the beginning" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -438,8 +436,8 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
     if callable(damage):
         damage = json.dumps(damage(sampler_state(path.parent))).encode()
     path.unlink() if damage is None else path.write_bytes(damage)
-    assert number(run(2, "checkpoint-1", dynamic_sampling_memory=True).sampled[0]) == 0  # a fresh pass
-    assert "cannot be resumed as a whole: it" in caplog.text
+    assert number(run(2, "checkpoint-1", dynamic_sampling_memory=True).sampled[0]) == 0  # a new pass
+    assert "can be resumed only in part: it" in caplog.text
 
 
 def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(run, tmp_path):
@@ -465,20 +463,20 @@ def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_aga
     run(16, "checkpoint-8", dataset=dataset.shuffle(seed=1), shuffle_dataset=True, dynamic_sampling_memory=True)
     assert names_and_rates(tmp_path / "checkpoint-16") == before
     assert "`dataset` (" in caplog.text
-    assert "the prompts start a fresh pass" in caplog.text
+    assert "the pass over the prompts starts from the beginning" in caplog.text
 
 
 def stream_of(numbers):
     return IterableDataset.from_generator(lambda: ({"prompt": f"prompt {i}:"} for i in numbers))
 
 
-def test_another_stream_starts_a_fresh_pass_and_says_so(run, caplog):
+def test_another_stream_starts_a_fresh_pass_with_a_warning(run, caplog):
     run(1, dataset=stream_of(range(40)), script=half_right)
     assert number(run(2, "checkpoint-1", dataset=stream_of(range(40)), script=half_right).sampled[0]) == 8
     assert "other settings" not in caplog.text
     assert number(run(2, "checkpoint-1", dataset=stream_of(range(1, 41)), script=half_right).sampled[0]) == 1
     assert "written with other settings: `first_rows` (" in caplog.text
-    assert "the prompts start a fresh pass" in caplog.text
+    assert "the pass over the prompts starts from the beginning" in caplog.text
 
 
 @pytest.mark.parametrize("from_step", [2, 3, 5])
@@ -496,7 +494,7 @@ def test_a_streamed_dataset_resumes_bit_by_bit_after_its_first_pass(tiny_model, 
     assert torch.equal(weights(whole), weights(run(str(kept))))
 
 
-# ---- What is half asked ----
+# ---- Partial groups ----
 
 HALF = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "3", "seed": 1, **SAVED}
 DATED = [{"prompt": f"prompt {i}:", "on": datetime.date(2026, 1, 1 + i), "raw": bytes([i, 255])} for i in range(12)]
@@ -536,10 +534,10 @@ def test_partial_groups_are_kept_whatever_its_columns_hold(tiny_model, tmp_path,
     assert torch.equal(weights(resumed), weights(whole))
     if "Image" not in repr(seen):  # whose address it shows
         assert seen == all_seen[-len(seen) :]
-    assert "left behind" not in caplog.text
+    assert "not used" not in caplog.text
 
 
-def test_a_partial_group_of_a_prompt_that_is_another_now_is_left_behind_and_said(tiny_model, tmp_path, caplog):
+def test_a_partial_group_of_a_changed_prompt_is_dropped_with_a_warning(tiny_model, tmp_path, caplog):
     """Its id and its place are the same, and it is none of the rows that tell datasets apart."""
 
     def run(odd, checkpoint=None):
@@ -556,11 +554,13 @@ def test_a_partial_group_of_a_prompt_that_is_another_now_is_left_behind_and_said
     changed = [name for name in partial if int(name.partition(" ")[0]) % 2]
     assert changed
     run("question", str(checkpoint))
-    said = f"holds the first completions of {len(changed)} groups whose examples are not found again: they are left"
+    said = f"contains the first completions of {len(changed)} groups whose examples are not in the dataset"
     assert said in caplog.text
 
 
-def test_a_dataset_of_the_same_ids_and_other_prompts_starts_a_fresh_pass_and_is_said(tiny_model, tmp_path, caplog):
+def test_a_dataset_with_the_same_ids_but_other_prompts_starts_a_fresh_pass_with_a_warning(
+    tiny_model, tmp_path, caplog
+):
     def run(text, checkpoint=None):
         rows = [{"id": i, "prompt": f"{text} {i}:"} for i in range(12)]
         args = tiny_config(tmp_path, max_steps=4, **HALF)
@@ -570,13 +570,11 @@ def test_a_dataset_of_the_same_ids_and_other_prompts_starts_a_fresh_pass_and_is_
     run("prompt")
     run("question", str(tmp_path / "checkpoint-2"))
     assert "checkpoint-2 was written with other settings: `dataset` (" in caplog.text
-    assert "the prompts start a fresh pass" in caplog.text
+    assert "the pass over the prompts starts from the beginning" in caplog.text
 
 
 @pytest.mark.parametrize("lacks", ["all but the model", "the optimizer"])
-def test_a_checkpoint_without_an_optimizer_says_that_it_and_the_schedule_start_again(
-    tiny_model, tmp_path, caplog, lacks
-):
+def test_a_warning_says_that_without_an_optimizer_the_schedule_starts_again(tiny_model, tmp_path, caplog, lacks):
     """`save_only_model=True` saves such a checkpoint, and some delete the large file of the optimizer."""
 
     def run(checkpoint=None):
@@ -592,12 +590,15 @@ def test_a_checkpoint_without_an_optimizer_says_that_it_and_the_schedule_start_a
         (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()
     caplog.clear()
     resumed = run(str(tmp_path / "checkpoint-2"))
-    # Of its steps 3 and 4 the schedule knows nothing: they have the rates of 1 and 2.
+    # The schedule starts from the beginning, so steps 3 and 4 have the learning rates of 1 and 2.
     history = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
     assert history == pytest.approx([4e-3, 3e-3, 4e-3, 3e-3])
     assert {int(state["step"]) for state in resumed.optimizer.state.values()} == {2}
-    said = f"{tmp_path / 'checkpoint-2'} holds no optimizer, as with `save_only_model=True`: "
-    assert said + "the optimizer and the learning-rate schedule start again" in caplog.text
+    said = f"{tmp_path / 'checkpoint-2'} contains no optimizer, as with `save_only_model=True`. "
+    said += (
+        "The weights and the number of the step are resumed, but the optimizer and the learning-rate schedule start "
+    )
+    assert said + "from the beginning" in caplog.text
     assert "not written by DAPOTrainer" not in caplog.text
     assert "optimizer are resumed" not in caplog.text
-    assert ("prompts start a fresh pass" in caplog.text) == (lacks == "all but the model")
+    assert ("so does the pass over the prompts" in caplog.text) == (lacks == "all but the model")

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says, as it is read on a terminal of 80 columns and in a file."""
+"""The output of a run on a terminal of 80 columns and in a file."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
 from trl_dapo.run import terminal
-from trl_dapo.run.counts import note_rollouts, total
+from trl_dapo.run.counts import add_num_rollouts, total
 from trl_dapo.run.terminal import HEADER, TerminalCallback, format_evaluation, format_row
 from trl_dapo.sampling.rollout import Totals
 
@@ -26,7 +26,7 @@ from trl_dapo.sampling.rollout import Totals
 JOBS = Path(__file__).parents[1] / "jobs.py"
 
 
-def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
+def test_a_line_shows_the_means_of_its_entries_and_a_dash_for_missing_metrics():
     logs = [
         {"reward": 0.25, "dynamic_sampling/acceptance_rate": 0.5, "completions/clipped_ratio": 0.125},
         {"reward": 0.75, "dynamic_sampling/acceptance_rate": 0.25, "task_accuracy": None, "step_time": 1.5},
@@ -38,13 +38,13 @@ def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
 
 
 @pytest.mark.parametrize(("numbers", "shown"), [((16, 16), "16/16"), ((16, 15), "15/16"), ((3,), "3/16")])
-def test_a_row_says_that_batches_were_full_only_if_all_were(numbers, shown):
+def test_a_line_says_that_batches_were_full_only_if_all_of_them_were(numbers, shown):
     logs = [{"dynamic_sampling/groups_trained": number} for number in numbers]
     assert format_row(logs, 1, None, target=16).split()[4] == shown
 
 
 @pytest.mark.parametrize("use_dynamic_sampling", [True, False])
-def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_is_paid(
+def test_the_share_of_correct_completions_is_shown_if_other_rewards_shape_the_total(
     made, capsys, use_dynamic_sampling
 ):
     def shaping(completions, **kwargs):
@@ -58,7 +58,7 @@ def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_i
     assert " -0.750   25.0% " in capsys.readouterr().out
 
 
-def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(made):
+def test_a_run_without_output_for_15_seconds_prints_what_it_is_doing(made):
     trainer = made()
     printer, watch = trainer._terminal, trainer.stopwatch
     printer.file = file = io.StringIO()
@@ -96,7 +96,7 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
     assert [thread.name for thread in threading.enumerate() if "watch" in thread.name] == []
 
 
-def test_a_row_of_large_figures_is_no_wider():
+def test_a_line_with_large_numbers_is_not_wider():
     sampling = {"acceptance_rate": 1.0, "groups_trained": 512.0}
     log = {f"dynamic_sampling/{name}": value for name, value in sampling.items()}
     log |= {"completions/mean_length": 20480.0, "entropy": 11.93, "step_time": 3599.9}
@@ -112,7 +112,7 @@ def test_a_row_of_large_figures_is_no_wider():
 def test_steps_that_no_line_was_logged_for_are_counted_too(made, capsys, settings):
     made(script=lambda text, i: "wrong", max_steps=3, dynamic_sampling_max_gen_batches=1, **settings).train()
     assert "step 3 of 3" in (said := capsys.readouterr().out)
-    assert "No step moved a weight" in said
+    assert "No step changed the weights" in said
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_durations_are_read_at_a_glance(seconds, text):
 
 
 def timed(name="eval"):
-    """What transformers adds to the entry of an evaluation of this name."""
+    """Return the entries that transformers adds to the log of an evaluation of this name."""
     return {f"{name}_runtime": 1.0, f"{name}_samples_per_second": 8.0, f"{name}_steps_per_second": 2.0}
 
 
-def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are_none():
+def test_an_evaluation_is_one_line_with_its_scores_or_its_reward():
     scores = {"eval_aime_avg@4": 0.416, "eval_aime_pass@4": 0.6, "eval_aime_avg@4/geometry": 0.1}
     entry = {"step": 10, **timed("eval_aime"), "eval_reward": 0.2, **scores}
     assert format_evaluation(entry) == "    10 eval aime: avg@4 41.6%, pass@4 60.0%"
@@ -136,7 +136,7 @@ def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are
     assert format_evaluation({"step": 10, "loss": 0.0}) is None
 
 
-def test_what_a_reward_function_or_a_callback_timed_is_no_evaluation():
+def test_times_of_a_reward_function_or_a_callback_are_not_an_evaluation():
     judged = {"judge_runtime": 3.0, "judge_samples_per_second": 1.0}
     assert format_evaluation({"step": 10, "loss": 0.0, **judged}) is None
     assert format_evaluation({"step": 10, **timed("train"), **judged}) is None
@@ -157,7 +157,7 @@ def test_a_reward_function_that_times_itself_changes_no_line_of_a_run(made, caps
     assert "Judge:" not in said
 
 
-def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
+def test_empty_steps_are_counted_over_the_steps_of_each_entry():
     history = [
         {"step": 5, "loss": 0.0, "frac_empty_steps": 0.4},  # 2 of 5
         {"step": 5, "eval_reward": 1.0},
@@ -174,7 +174,7 @@ def summed_up(history, totals=None, step=None, seconds=1, max_steps=None, **sett
     return terminal.summarize(history, totals, step=step, **settings)
 
 
-def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
+def test_a_summary_has_steps_groups_tokens_rewards_and_evaluations():
     history = [
         {"step": 0, **timed(), "eval_avg@4": 0.416, "eval_pass@4": 0.7},
         {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5, "reward": 0.5, "rewards/right/mean": 0.25},
@@ -189,7 +189,7 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
     totals = Totals(1234, 800, 56789)
     rest = {"timeline/update_seconds": 3.0, "timeline/other_seconds": 7.0}  # since the last rollout
     assert summed_up(history, totals, step=4, max_steps=9, seconds=83, rest=rest) == [
-        "Ended:     step 4 of 9, after 0:01:23. 1 of them moved no weight.",
+        "Ended:     step 4 of 9, after 0:01:23. 1 of them did not change the weights.",
         "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (means of steps 1-2 -> 3-4).",
         "Tokens:    56,789 generated.",
         "Time:      30% sampling, 5% rewards, 25% updates, 40% evaluations and checkpoints.",
@@ -219,7 +219,7 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-6)." in summed_up(history)
 
 
-def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_grpo():
+def test_a_summary_compares_the_cost_and_the_informative_groups_of_steps_with_grpo():
     sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40}
     sampled |= {"groups_trained": 4, "completions_trained": 32, "shortfall": 1}
     # What is carried is all that trains in the second step.
@@ -236,7 +236,7 @@ def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_gr
 
 
 def of_rollouts(*accepted, num_sampled=8, **others):
-    """Entries of rollouts of which so many groups were accepted, logged after each."""
+    """Return log entries of rollouts with these numbers of accepted groups, logged after each rollout."""
     return [
         {"dynamic_sampling/groups_generated": num_sampled, "dynamic_sampling/dropped/all_wrong": num_sampled - number}
         | {"dynamic_sampling/acceptance_rate": number / num_sampled, "step": step, "loss": 0.1, "reward": 0.5}
@@ -246,14 +246,14 @@ def of_rollouts(*accepted, num_sampled=8, **others):
 
 
 def logged_every(entries, number):
-    """What a log has of the same if several are averaged, with the rest in the entry of the run's end."""
+    """Return the same log with `number` entries averaged in each, and the rest in the entry at the end of the run."""
     windows = [entries[i : i + number] for i in range(0, len(entries), number)]
     logged = []
     for window in windows:
         names = dict.fromkeys(name for each in window for name in each if name not in ("step", "loss"))
         values = {name: [each[name] for each in window if name in each] for name in names}
         values["timeline/update_seconds"] = [1.0] * len(window)
-        note_rollouts(values)
+        add_num_rollouts(values)
         averaged = {name: sum(found) / len(found) for name, found in values.items()}
         is_whole = len(window) == number
         logged.append(
@@ -263,10 +263,10 @@ def logged_every(entries, number):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 7])
-def test_what_a_summary_compares_with_grpo_does_not_depend_on_how_often_a_run_logs(number):
+def test_the_comparison_with_grpo_does_not_depend_on_logging_steps(number):
     """
-    Of 8, 16, 8 and 24 groups 4, 4, 8 and 4 are accepted, and in two rollouts a user's rule drops some: 20 of 56. With
-    the 8 that the memory skipped in one, GRPO would train on 20 of 64 and here 20 of 20 train: 3.2 times as many.
+    4, 4, 8 and 4 of 8, 16, 8 and 24 groups are accepted, which is 20 of 56. A user's rule drops some in two rollouts.
+    With the 8 skipped prompts, 20 of 64 groups of GRPO would be informative, and here 20 of 20: 3.2 times as many.
     """
     entries = [
         each
@@ -293,14 +293,14 @@ def trained_on(accepted, sampled):
     }
 
 
-def test_a_summary_says_of_which_steps_a_figure_is_and_leaves_out_none():
+def test_a_summary_names_the_steps_of_its_means_and_covers_all_steps():
     """Rollouts of 6, 2, 8 and 2, and then 8 and 0 of 8 groups accepted: 18 of 32 in steps 1 to 4, then 8 of 16."""
     entries = of_rollouts(6, 2, 8, 2, 8, 0)
     said = [line for line in summed_up(logged_every(entries, 4), Totals(48, 26, 7), step=6) if line[:3] == "Gro"]
     assert said == ["Groups:    26 trained of 48 sampled; accepted 56.2% -> 50.0% (means of steps 1-4 -> 5-6)."]
     said = [line for line in summed_up(logged_every(entries, 6), Totals(48, 26, 7), step=6) if line[:3] == "Gro"]
     assert said == ["Groups:    26 trained of 48 sampled; accepted 54.2% (means of steps 1-6)."]
-    # Where the ledger knows each rollout, the first is compared with the last whatever was logged.
+    # If the ledger has every rollout, the first is compared with the last, whatever was logged.
     rollouts = [{name: value for name, value in entry.items() if name != "loss"} for entry in entries]
     for number in (1, 4, 6):
         lines = summed_up(logged_every(entries, number), Totals(48, 26, 7), step=6, rollouts=rollouts)
@@ -316,9 +316,9 @@ def test_a_row_weighs_windows_by_their_rollouts():
 @pytest.mark.parametrize("logging_steps", [1, 2, 3, 4])
 def test_a_run_is_summed_up_alike_however_often_it_logs(made, capsys, logging_steps):
     """
-    Prompts 0, 3, 6, ... of 16 are never solved, and in a group of the others one completion of 4 is right. Four are
-    sampled at a time until four are accepted: 5 of 8 at first, of which one is carried, 3 of 4, 4 of 8, 6 of 8. So
-    GRPO would train on 18 of 28 groups, and 28 groups are sampled for 16.
+    Prompts 0, 3, 6, ... of 16 are never solved. One of 4 completions of the others is correct. Four groups are sampled
+    at a time until four are accepted: 5 of 8 at first, one of which is carried, then 3 of 4, 4 of 8 and 6 of 8. So 18
+    of 28 groups of GRPO would be informative, and 28 groups are sampled for 16.
     """
     made(script=mixed_unless_multiple_of_3, max_steps=4, logging_steps=logging_steps, shuffle_dataset=False).train()
     lines = [
@@ -333,9 +333,7 @@ def test_a_run_is_summed_up_alike_however_often_it_logs(made, capsys, logging_st
 
 
 @pytest.mark.parametrize("logging_steps", [1, 3, 10])
-def test_an_evaluation_behind_the_last_step_takes_nothing_from_what_a_run_is_summed_up_from(
-    made, capsys, logging_steps
-):
+def test_an_evaluation_after_the_last_step_does_not_change_the_summary(made, capsys, logging_steps):
     """TRL logs by the mode of the model, and an evaluation leaves it in that of evaluation, as the run ends."""
     evaluated = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1}
     settings = {"max_steps": 4, "logging_steps": logging_steps, "shuffle_dataset": False, **evaluated}
@@ -352,7 +350,7 @@ def test_empty_steps_are_counted_that_an_evaluation_follows(made, capsys, loggin
     evaluated = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1}
     settings = {"max_steps": 3, "logging_steps": logging_steps, "dynamic_sampling_max_gen_batches": 1, **evaluated}
     made(script=lambda text, i: "wrong", **settings).train()
-    assert "No step moved a weight" in capsys.readouterr().out
+    assert "No step changed the weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -370,12 +368,12 @@ def test_a_summary_says_how_many_batches_were_not_full(num_short, said):
 
 @pytest.mark.parametrize(
     ("accepted", "trained", "advice"),
-    # Of 16 groups that GRPO samples 8 would be informative, here 8 of 16 train; then 16, and then 16 train of 16.
+    # 8 of 16 groups of GRPO would be informative. Here 8 of 16 are trained on, then 4 of 16, and so on.
     [
         (0.5, 8, "batches were only 50% full, so a step trained on about 1.0 times as many informative groups as one"),
         (0.5, 4, "batches were only 25% full, so a step trained on about 0.5 times as many informative groups as one"),
         (0.5, 16, None),
-        (1.0, 16, "nearly every group was informative without dynamic sampling"),
+        (1.0, 16, "nearly every sampled group was informative"),
     ],
 )
 def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted, trained, advice):
@@ -392,9 +390,9 @@ def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted,
 
 @pytest.mark.parametrize(
     ("sampled", "num_prompts", "advice"),
-    # Of 32 groups 16 are accepted, and all of them train: a step costs twice as much as one of GRPO's with 16 prompts,
-    # which would train on 8. With 8 prompts it costs as much. With the screen 8 x 32 completions are 24 groups': 1.5
-    # times, and 16 / 1.5 = 10.7.
+    # 16 of 32 groups are accepted and trained on. A step costs twice as much as one of GRPO with 16 prompts, of which
+    # 8 would be informative. With 8 prompts it costs the same. With the screen, 8 x 32 completions are those of 24
+    # groups: 1.5 times, and 16 / 1.5 = 10.7.
     [
         (256, 16, "with 8 prompts per rollout instead of 16, a step would have cost about as much as one of"),
         (256, 16, "of GRPOTrainer, for about 1.0 times as many informative groups."),
@@ -405,7 +403,7 @@ def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted,
         (256, None, None),
     ],
 )
-def test_a_summary_says_with_how_many_prompts_a_step_would_have_cost_as_much_as_grpos(sampled, num_prompts, advice):
+def test_a_summary_advises_a_number_of_prompts_with_the_cost_of_grpo(sampled, num_prompts, advice):
     metrics = {"acceptance_rate": 0.5, "groups_generated": 32, "completions_generated": sampled, "shortfall": 0}
     metrics |= {"groups_trained": 16, "completions_trained": 128}
     entry = {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in metrics.items()}
@@ -415,17 +413,17 @@ def test_a_summary_says_with_how_many_prompts_a_step_would_have_cost_as_much_as_
     assert advice is None or advice in said[0]
 
 
-def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():
+def test_a_summary_of_one_step_has_no_comparison_and_a_resumed_run_counts_its_own_seconds():
     lines = summed_up([], step=60, seconds=860, resumed_at=30)
-    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Each step moved the weights."
+    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Every step changed the weights."
     lines = summed_up([{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}], Totals(9, 8, 7))
     assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines
 
 
-def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_place_of_others(tmp_path):
+def test_the_start_says_how_epochs_are_counted_if_dropped_groups_are_replaced(tmp_path):
     line = terminal.describe_passes(tiny_config(tmp_path, max_steps=-1, num_train_epochs=2), 1500)
-    assert line.startswith("`num_train_epochs=2` is 1,500 optimizer steps.")
+    assert line.startswith("`num_train_epochs=2` means 1,500 optimizer steps.")
     assert "may take more passes over the dataset" in line
     assert "Set `max_steps` or `max_tokens_generated`" in line
     for settings in ({"max_steps": 7}, {"use_dynamic_sampling": False}, {"dynamic_sampling_mode": "mask"}):
@@ -443,7 +441,7 @@ def test_a_script_that_removes_transformers_callback_silences_the_table(made, di
 
 
 def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(made, capsys, monkeypatch):
-    """Of one rollout: 2 s after the first block's start it is sampled, 6 s later the run ends."""
+    """The only rollout is sampled 2 s after the start of the first block, and the run ends 6 s later."""
     trainer = made()
     intervals = iter([{"engine": 2.0, "total": 2.0}, {"checkpoint": 2.0, "total": 6.0}])
     monkeypatch.setattr(trainer.stopwatch, "flush_seconds", lambda: next(intervals))
@@ -452,18 +450,18 @@ def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(made, caps
     assert "Time: 25% sampling, 0% rewards, 50% updates, 25% evaluations and checkpoints." in said
 
 
-def test_rows_of_several_steps_are_written_where_they_are_told_to_be(made):
+def test_lines_over_several_steps_are_written_to_the_given_file(made):
     trainer, file = made(max_steps=5), io.StringIO()
     (printer,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, TerminalCallback))
     printer.every, printer.file = 2, file
     trainer.train()
     rows = [line.split() for line in file.getvalue().splitlines()[1:4]]
     assert [row[0] for row in rows] == ["2", "4", "5"]
-    assert [row[1] for row in rows] == ["0.500"] * 3  # one completion in two is right
+    assert [row[1] for row in rows] == ["0.500"] * 3  # one completion in two is correct
     assert rows[2][9] == "0:00:00"
 
 
-def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
+def test_trackers_do_not_receive_metrics_without_a_value(made):
     def unsure(completions, **kwargs):
         return [None] * len(completions)
 
@@ -487,7 +485,7 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
     assert lines[ended + 1].startswith("Groups:    8 trained of ")
     # Lines are broken between words.
     text = " ".join(line.strip() for line in lines)
-    assert "A completion is correct if 'right' is above 0, unless it takes more than two values." in text
+    assert "A completion is correct if 'right' is above 0. If this reward takes more than two values," in text
 
 
 def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
@@ -503,21 +501,21 @@ def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 
-def test_a_resumed_run_says_from_where_and_sums_up_nothing_where_nothing_is_left_to_train(made, capsys):
+def test_a_resumed_run_names_its_step_and_has_no_summary_if_no_step_is_left(made, capsys):
     made(**SAVED).train()
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
     assert "Resumed at step 1 of 3." in lines
-    # Of the whole run: 4 groups a step, all of which train.
+    # The summary is that of the whole run: 4 groups per step, all of which are trained on.
     said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
     assert any(line.startswith(said) for line in lines)
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
-    said = "Resumed at step 3 of 3. Nothing is left to train: raise `max_steps`."
+    said = "Resumed at step 3 of 3. No step is left. Raise `max_steps`."
     assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
 
 
-def test_groups_that_never_reached_the_loss_are_not_said_to_have_trained(made, capsys):
+def test_groups_that_never_reached_the_loss_do_not_count_as_trained(made, capsys):
     """A rollout of 16 groups of 2 trains in two steps, to which its rows come at random, and the run makes one."""
     settings = {"num_generations": 2, "steps_per_generation": 8, **SAVED}
     trainer = made(**settings)
@@ -530,14 +528,15 @@ def test_groups_that_never_reached_the_loss_are_not_said_to_have_trained(made, c
     trainer._compute_loss = spy
     trainer.train()
     assert 8 <= len(trained) < 16
-    said = f"Groups:    {len(trained)} trained of 16 sampled, {16 - len(trained)} accepted too late to train; accepted"
+    num_left = 16 - len(trained)
+    said = f"Groups:    {len(trained)} trained of 16 sampled, {num_left} not trained because the run ended; accepted"
     assert said in capsys.readouterr().out
-    # They train when the run goes on.
+    # These groups are trained on when the run is resumed.
     made(max_steps=2, **settings).train(resume_from_checkpoint=True)
     assert "Groups:    16 trained of 16 sampled; accepted" in capsys.readouterr().out
 
 
-def test_of_a_rollout_that_is_trained_on_twice_all_groups_have_trained_once_the_second_time_begins(made, capsys):
+def test_all_groups_count_as_trained_when_the_second_pass_over_a_rollout_begins(made, capsys):
     made(num_generations=2, steps_per_generation=8, num_iterations=2, max_steps=3).train()
     assert "Groups:    16 trained of 16 sampled; accepted" in capsys.readouterr().out
 

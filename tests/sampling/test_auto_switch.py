@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""When screen and memory are switched on and off by the acceptance rate of a run."""
+"""Screening and pass-rate memory are switched on and off by the acceptance rate of a run."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ G = 8
 
 
 class Run:
-    """A sampler on prompts with known pass rates, without rows."""
+    """A sampler for prompts with known pass rates, without rows."""
 
     def __init__(self, rate_N, auto=True, target=16, seed=0, **options):
         self.rate_N = rate_N
@@ -100,7 +100,7 @@ def evenly_spread(num_prompts=2000, seed=0):
     return np.random.default_rng(seed).random(num_prompts)
 
 
-# ---- On where it pays, and nowhere else ----
+# ---- On if it pays off, and otherwise off ----
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -126,7 +126,7 @@ def test_where_most_groups_are_accepted_a_run_requests_what_it_would_without_bot
 
 
 def test_on_a_hard_tail_whose_prompts_are_solved_a_few_times_in_a_hundred_both_stay_off():
-    # 1 - 0.97^8 = 22% of groups are accepted, and nothing tells one prompt from another.
+    # 1 - 0.97^8 = 22% of groups are accepted, and all prompts are alike.
     run = Run(np.full(2000, 0.03)).roll_out(30)
     assert run.messages == []
     assert run.is_on == (False, False)
@@ -146,19 +146,19 @@ def test_both_go_off_when_the_model_has_learnt_most_prompts_and_the_terminal_say
 
 @pytest.mark.parametrize("share", [0.2, 0.25, 0.3])
 def test_a_run_whose_acceptance_hovers_about_a_bound_does_not_flip_back_and_forth(share):
-    """The acceptance rate of 100 rollouts is the bound itself, and its estimate is above and below it in turn."""
+    """The acceptance rate of 100 rollouts is exactly the bound, and its estimate is above and below it in turn."""
     rng = np.random.default_rng(0)
     rate_N = np.concatenate([np.zeros(2000 - int(2000 * share)), np.full(int(2000 * share), 0.5)])
     rng.shuffle(rate_N)
     run = Run(rate_N).roll_out(100)
-    assert len(run.messages) <= 2  # each is switched on once at most
+    assert len(run.messages) <= 2  # each is switched on at most once
 
 
 # ---- What it learns from ----
 
 
 class Skipping(SelectionPolicy):
-    """Skips what a test says, and knows one pass rate of all prompts."""
+    """A policy that skips what a test sets, and knows one pass rate for all prompts."""
 
     name = "skipping"
 
@@ -176,11 +176,11 @@ class Skipping(SelectionPolicy):
         return "some prompts are skipped"
 
     def describe_off(self):
-        return "none is skipped"
+        return "no prompt is skipped"
 
 
 class Group:
-    """What the switch reads of a group."""
+    """The attributes of a group that the switch reads."""
 
     def __init__(self, num_received, num_generations=4):
         self.name, self.num_received, self.num_generations = "a", num_received, num_generations
@@ -197,7 +197,8 @@ def test_whole_groups_count_as_accepted_or_not():
 
 
 def test_first_completions_that_are_equal_count_for_the_probability_that_the_rest_differs():
-    # Uniform pass rates, two of two wrong: two more are wrong too with probability B(1, 5) / B(1, 3) = 3 / 5.
+    # Uniform pass rates, and two of two are incorrect: two more are incorrect too with probability B(1, 5) / B(1, 3) =
+    # 3 / 5.
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
     switch.observe(Decided([Group(2)] * 2, [None, "all_wrong"], 0, [(1, 2), (0, 2)]))
@@ -205,7 +206,7 @@ def test_first_completions_that_are_equal_count_for_the_probability_that_the_res
 
 
 def test_prompts_that_were_skipped_count_for_what_was_expected_of_them():
-    # Uniform pass rates: of four completions all are right with probability 1 / 5, and all wrong as well.
+    # Uniform pass rates: of four completions all are correct with probability 1 / 5, and all incorrect as well.
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
     policy.skipped += [(1.0, 1.0)] * 2
@@ -246,10 +247,10 @@ def test_the_message_gives_the_rate_what_is_done_and_the_saving():
     switch = AutoSwitch([policy], [policy], num_generations=4)
     switch.observe(Decided([Group(4)] * 100, ["all_wrong"] * 90 + [None] * 10, 0, [(0, 4)] * 100))
     switch.start_rollout()
-    # Two groups of which one is accepted stand for what is not known: (10 + 1) / (100 + 2).
+    # Two further groups, one of them accepted, represent the prior: (10 + 1) / (100 + 2).
     assert switch.take_messages() == [
-        "11% of groups are accepted: some prompts are skipped from here on, which is expected to take 2.9 times fewer "
-        "completions."
+        "11% of groups are accepted: some prompts are skipped from here on, which is expected to reduce the number of "
+        "completions by a factor of 2.9."
     ]
     assert switch.take_messages() == []
 

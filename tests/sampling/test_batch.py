@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a rollout's groups, by hand."""
+"""The batch of a rollout, and what happens to the other groups, with examples computed by hand."""
 
 import gc
 import weakref
@@ -24,15 +24,16 @@ pytestmark = pytest.mark.fast
 @pytest.mark.parametrize(
     ("mode", "accepted", "dropped", "target", "train", "fill"),
     [
-        ("filter", "BCX", "AD", 2, "BC", ""),  # the first, in the order of the draw
+        ("filter", "BCX", "AD", 2, "BC", ""),  # the first, in the order in which prompts were drawn
         ("filter", "ABXY", "", 3, "ABX", ""),
         ("filter", "ABC", "", 2, "AB", ""),
-        # Dropped groups fill a short batch in their order, and again if there are too few; or copies of what trains.
+        # Dropped groups fill a short batch in order, and repeatedly if there are too few; without any, copies of what
+        # trains.
         ("filter", "B", "AC", 4, "B", "ACA"),
         ("mask", "B", "AC", 4, "B", "ACA"),
         ("replace", "B", "AC", 4, "B", "ACA"),  # 0.3 x 4 would be 2
         ("filter", "A", "", 3, "A", "AA"),
-        # Copies in turn train once enough groups are accepted.
+        # Once enough groups are accepted, copies of them train, in turn.
         ("replace", "BX", "AC", 5, "BXBXB", ""),
     ],
 )
@@ -48,7 +49,7 @@ def test_what_was_accepted_earlier_trains_first_and_the_rest_waits(carried, acce
     queue = GroupQueue(num_generations=2)
     groups = [queue.draw(name, {}, (0, i)) for i, name in enumerate(carried + accepted)]
     queue.send([GenerationRequest(group, 2) for group in groups])
-    # Verdicts may come in any order.
+    # Decisions may be made in any order.
     for group in reversed(groups):
         queue.settle(group, GroupState.ACCEPTED)
     taken = queue.take_batch(target)
@@ -79,7 +80,10 @@ def test_55_groups_of_100_are_a_share_of_055():
 
 
 def test_the_rows_of_what_trained_are_let_go_with_the_rollout_though_a_group_of_its_round_waits():
-    """A rollout of the paper's size has gigabytes of rows; nothing is left for the garbage collector to find later."""
+    """
+    A rollout of the paper's size has gigabytes of rows, so nothing may be left for the garbage collector to find
+    later.
+    """
     stream = PromptStream(Dataset.from_dict({"prompt": list("abcd")}), seed=0)
     sampler = Sampler(stream, target=1, num_generations=2, carries=True)
     gc.disable()

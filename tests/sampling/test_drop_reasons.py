@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which groups train, by hand."""
+"""The decision whether a group is accepted, with examples computed by hand."""
 
 import math
 import re
@@ -27,7 +27,8 @@ def reason_of(rewards, masked=None, **criterion):
 BAND = {"min_accuracy": 0.25, "max_accuracy": 0.75}
 VERDICTS = {
     "one winner": ([0.0, 0.0, 1.0, 0.0], {}, None),
-    # Judged row by row against the others' deviation, the only winner would be dropped and 15 equal rows kept.
+    # If each row were compared with the deviation of the others, the only correct row would be dropped and 15 equal
+    # ones kept.
     "one winner of 16": ([1.0] + [0.0] * 15, {}, None),
     "all wrong": ([0.0, 0.0, 0.0], {}, "all_wrong"),
     "all below zero": ([-1.0, -1.0, -1.0], {}, "all_wrong"),
@@ -41,20 +42,21 @@ VERDICTS = {
     "spread beyond the tolerance": ([0.5, 0.5 + 1e-3], {}, None),
     "spread within a wider one": ([0.5, 0.5 + 1e-3], {"tolerance": 0.01}, "constant"),
     "spread of the tolerance": ([0.5, 0.75], {"full_score": 2.0, "tolerance": 0.25}, "constant"),
-    # Counted as zero an unscored completion would hide or fake a spread, counted as NaN it would pass.
+    # If an unscored completion counted as zero, it would hide or create a difference; as NaN, the group would be
+    # accepted.
     "unscored, and all wrong": ([NAN, 0.0, 0.0], {}, "all_wrong"),
     "unscored, and all correct": ([NAN, 1.0, 1.0], {}, "all_correct"),
     "unscored, and a winner": ([NAN, 1.0, 0.0], {}, None),
     "none scored": ([NAN, NAN, NAN], {}, "unscored"),
     "one scored": ([NAN, 1.0, NAN], {}, "unscored"),
     "infinite": ([INF, 0.0, 1.0], {}, "unscored"),
-    "infinite and masked": ([-INF, 0.0, 1.0], {"masked": [1, 0, 0]}, "unscored"),  # it still enters the mean
+    "infinite and masked": ([-INF, 0.0, 1.0], {"masked": [1, 0, 0]}, "unscored"),  # it still counts for the mean
     "the only winner is masked": ([0.0, 0.0, 0.0, 1.0], {"masked": [0, 0, 0, 1]}, "masked"),
     "one of two winners is masked": ([0.0, 1.0, 1.0], {"masked": [0, 0, 1]}, None),
     "one is live": ([0.0, 1.0, 0.0], {"masked": [1, 1, 0]}, "masked"),
-    "none is live": ([0.0, 0.0, 0.0], {"masked": [1, 1, 1]}, "masked"),
+    "no completion counts": ([0.0, 0.0, 0.0], {"masked": [1, 1, 1]}, "masked"),
     "one of the live is scored": ([NAN, 1.0, 0.0], {"masked": [0, 0, 1]}, "masked"),
-    # Masking is not blamed for a group that would be dropped anyway: 1/3 is outside the band.
+    # Masking is not the reason if a group would be dropped anyway: 1/3 is outside the band.
     "masked, and below the band": ([0.0, 0.0, 1.0], {"masked": [0, 0, 1], "min_accuracy": 0.4}, "all_wrong"),
     "masked, and all correct": ([1.0, 1.0, 1.0], {"masked": [0, 0, 1]}, "all_correct"),
     "masked, and unscored": ([NAN, NAN, 1.0], {"masked": [1, 0, 0]}, "unscored"),
@@ -65,10 +67,10 @@ VERDICTS = {
     "accuracy of the live and scored": ([1, 0, 1, 1, NAN], {"masked": [0, 0, 1, 1, 0], "max_accuracy": 0.6}, None),
     "accuracy 1, no upper end": ([0.4, 0.6], {"min_accuracy": 0.1}, None),
     "accuracy 0, no lower end": ([-1.0, -2.0], {"max_accuracy": 0.9}, None),
-    # A reward at the threshold is not correct in any precision: float32(0.3) is above the double 0.3.
+    # A reward at the threshold is not correct in any precision. float32(0.3) is above the double 0.3.
     "at the threshold": ([0.3, 0.3], {"accuracy_threshold": 0.3}, "all_wrong"),
     "above the threshold by the tolerance": ([0.75] * 2, {"accuracy_threshold": 0.5, "tolerance": 0.25}, "all_wrong"),
-    "at the threshold, beside less": ([0.3, 0.2], {"accuracy_threshold": 0.3, "min_accuracy": 0.1}, "outside_band"),
+    "at the threshold, and below it": ([0.3, 0.2], {"accuracy_threshold": 0.3, "min_accuracy": 0.1}, "outside_band"),
 }
 
 
@@ -81,7 +83,7 @@ def test_a_group_trains_where_live_scored_completions_differ_and_lie_within_the_
 @pytest.mark.parametrize("num_generations", [8, 16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_of_a_constant_group_never_passes(num_generations, dtype):
-    """A standard deviation as the criterion would accept 186 of these 401 groups in float32."""
+    """With a standard deviation as the criterion, 186 of these 401 groups would be accepted in float32."""
     values_N = torch.arange(-200, 201, dtype=dtype) / 100
     reasons = drop_reasons(values_N[:, None].repeat(1, num_generations), None, Criterion())
     assert None not in reasons
@@ -98,13 +100,13 @@ def test_a_bound_that_is_not_a_binary_fraction_is_exclusive_too(num_correct):
 
 
 def test_groups_are_judged_apart_and_whole():
-    """Merged, two constant groups of one prompt would pass as one of twice as many with spread."""
+    """Joined into one, two constant groups of a prompt would be accepted as a larger group whose rewards differ."""
     rewards_NG = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.0, 1.0, 1.0]])
     assert drop_reasons(rewards_NG, None, Criterion()) == [None, "all_wrong", "all_correct", "constant", None]
     assert {reason for *_, reason in VERDICTS.values()} == {None, *REASONS}
 
 
-# ---- The deciding reward ----
+# ---- The reward that decides ----
 
 
 def test_only_the_deciding_columns_count():
@@ -142,7 +144,10 @@ def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance(
 
 
 def test_the_rest_of_a_group_counts_as_the_group_does():
-    """Right, wrong, and then twice right: 2 of the 2 new ones. Of graded scores those above the middle are right."""
+    """
+    Correct, incorrect, and then twice correct: 2 of the 2 new ones. For graded scores, those above the middle count as
+    correct.
+    """
     rewards = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.2, 0.4, 0.4, 0.4], [0.25, 0.5, 0.75, 0.5]])
     assert count_correct(rewards, None, [None] * 3, Criterion()) == [(3, 4), (3, 4), (1, 4)]
     assert count_correct(rewards, None, [None] * 3, Criterion(), num_known=2) == [(2, 2), (2, 2), (1, 2)]
@@ -182,6 +187,6 @@ def test_a_rule_may_change_the_rows_that_it_is_handed():
 
 @pytest.mark.parametrize("said", ["", False, 0, ["never right"]])
 def test_what_is_no_reason_is_refused(said):
-    message = f"`group_filter` returned {said!r}: it must return `None` for a group that trains, or the reason"
+    message = f"`group_filter` returned {said!r}: it must return `None` to train on the group, or the reason"
     with pytest.raises(TypeError, match=re.escape(message)):
         apply_group_filter(lambda rewards, rows: said, torch.zeros(2, 1), ["right"], [{}] * 2, 2)

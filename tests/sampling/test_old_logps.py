@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the policy that sampled a completion said of it is noted before that policy is gone."""
+"""The log-probabilities of the policy that sampled a completion are stored before the policy changes."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def two_rows():
 
 
 def waiting(num_generations=2):
-    """A queue with a group of which two completions have come."""
+    """A queue with a group that has received two completions."""
     queue = GroupQueue(num_generations)
     group = queue.draw("p", {}, (0, 0))
     request = GenerationRequest(group, 2)
@@ -28,7 +28,7 @@ def waiting(num_generations=2):
 
 
 def keep_old_logps(queue, logps):
-    """Returns how many rows the policy was asked about."""
+    """Compute the log-probabilities that the trainer requests. Return the number of rows."""
     asked = []
 
     def policy_logps(rows):

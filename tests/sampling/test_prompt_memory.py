@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of a prompt, and how often it is skipped."""
+"""The pass-rate memory: what it stores for a prompt, and how often the prompt is skipped."""
 
 import json
 import math
@@ -20,7 +20,7 @@ G = 16
 
 
 def taught(num_prompts=300, seed=0, **options):
-    """A memory that has seen a third of the prompts solved, a third hopeless, a third in between."""
+    """A memory that has observed prompts of which a third are solved, a third never solved, and a third in between."""
     memory = PromptMemory(seed=seed, **options)
     for i in range(num_prompts):
         memory.update(str(i), (0, G // 2, G)[i % 3], G, step=0)
@@ -28,7 +28,7 @@ def taught(num_prompts=300, seed=0, **options):
 
 
 def hopeless():
-    """A memory of waits of up to 8 passes, whose prompt "0" is as hopeless as can be."""
+    """A memory with waits of up to 8 passes, whose prompt "0" is never solved."""
     memory = taught(longest_wait=8)
     for _ in range(5):
         memory.update("0", 0, 100 * G, step=0)
@@ -36,12 +36,12 @@ def hopeless():
 
 
 def share_skipped(memory, prompt_id, num_passes=2000):
-    """Share of the passes in which a prompt is skipped, if its looks teach nothing new."""
+    """Share of the passes in which a prompt is skipped, if nothing new is learned."""
     return sum(memory.draw_skip(prompt_id, G) for _ in range(num_passes)) / num_passes
 
 
 def read_back(state, path):
-    """A memory that goes on with a checkpoint's state and file."""
+    """A memory that continues from a checkpoint's state and file."""
     memory = PromptMemory()
     memory.load_state_dict(json.loads(json.dumps(state)) | {"records": PromptMemory.read(path)})
     return memory
@@ -53,7 +53,8 @@ def read_back(state, path):
 @pytest.mark.parametrize(
     ("correct", "wrong", "num", "expected"),
     [
-        (1, 1, G, 15 / 17),  # of a uniform pass rate all 17 counts of 16 draws are equally likely, and 2 are dropped
+        # with a uniform pass rate, all 17 counts of 16 draws are equally likely, and 2 are dropped
+        (1, 1, G, 15 / 17),
         (5e5, 5e5, 2, 1 / 2),
         (1e5, 3e5, 3, 1 - 1 / 64 - 27 / 64),
     ],
@@ -70,8 +71,8 @@ def test_the_acceptance_of_extreme_pass_rates_is_a_probability(correct, wrong):
 
 def test_the_population_is_fitted_by_its_first_two_moments():
     """
-    Of 4 completions 0, 2 and 4 correct: mean p is 1/2, and c (c - 1) / 12 is 0, 1/6 and 1, so mean p^2 is 7/18.
-    Variance 7/18 - 1/4 = 5/36, concentration (1/4) / (5/36) - 1 = 0.8: Beta(0.4, 0.4).
+    0, 2 and 4 of 4 completions are correct: the mean p is 1/2, and c (c - 1) / 12 is 0, 1/6 and 1, so the mean p^2 is
+    7/18. Variance 7/18 - 1/4 = 5/36, concentration (1/4) / (5/36) - 1 = 0.8: Beta(0.4, 0.4).
     """
     memory = PromptMemory()
     for i in range(30_000):
@@ -80,7 +81,7 @@ def test_the_population_is_fitted_by_its_first_two_moments():
 
 
 def test_a_look_counts_in_the_population_for_the_passes_that_it_was_waited_for():
-    """Skipping makes looks a choice: weighed by the wait, each prompt counts once a pass."""
+    """Skipping makes observations a biased sample. Weighted by the waits, each prompt counts once per pass."""
     memory, num_skipped = taught(), 0
     while memory.draw_skip("0", G):
         num_skipped += 1
@@ -92,12 +93,12 @@ def test_a_look_counts_in_the_population_for_the_passes_that_it_was_waited_for()
     assert after["num_passes"] - before["num_passes"] == num_passes
     assert after["sum_rate"] - before["sum_rate"] == pytest.approx(num_passes * 4 / 16)
     assert after["sum_square"] - before["sum_square"] == pytest.approx(num_passes * 4 * 3 / (16 * 15))
-    memory.update("0", 4, G, step=1)  # asked again at once: not in a pass more, and nobody waited for it
+    memory.update("0", 4, G, step=1)  # sampled again immediately: no further pass, and no wait
     assert memory.state_dict()["num_passes"] - after["num_passes"] == 1
 
 
 def test_looks_that_come_late_count_for_all_the_passes_before():
-    """A round may go over the dataset more than once: a prompt is then drawn again before it was looked at."""
+    """A round may pass over the dataset more than once. Then a prompt is drawn again before it was observed."""
     memory = taught(longest_wait=8)
     before = memory.state_dict()["num_passes"]
     num_looks = 20 - sum(memory.draw_skip("0", G) for _ in range(20))
@@ -107,7 +108,7 @@ def test_looks_that_come_late_count_for_all_the_passes_before():
     assert memory.state_dict()["num_passes"] - before == 20
 
 
-# A population of looks at one completion, which say nothing of its spread, stays uniform: Beta(1, 1).
+# Observations of one completion each say nothing about the spread of the population, which stays uniform: Beta(1, 1).
 
 
 def test_earlier_looks_count_half_at_a_new_one_and_the_rest_of_a_group_is_no_new_one():
@@ -121,11 +122,14 @@ def test_earlier_looks_count_half_at_a_new_one_and_the_rest_of_a_group_is_no_new
 
 
 def test_a_surprise_is_how_much_better_half_the_evidence_would_have_foretold_a_look():
-    """After one wrong completion a right one has 1/3 by Beta(1, 2), 2/5 by Beta(1, 1.5); a wrong one 2/3 and 3/5."""
+    """
+    After one incorrect completion, a correct one has probability 1/3 by Beta(1, 2) and 2/5 by Beta(1, 1.5); an
+    incorrect one has 2/3 and 3/5.
+    """
     memory = PromptMemory()
     memory.update("a", 0, 1, step=0)
     memory.update("b", 0, 1, step=0)
-    assert memory.state_dict()["surprise"] == 0  # nothing was expected of what nobody knew
+    assert memory.state_dict()["surprise"] == 0  # there was no prediction, since nothing was known
     memory.update("a", 1, 1, step=1)
     assert memory.state_dict()["surprise"] == pytest.approx(math.log(6 / 5))
     memory.update("b", 0, 1, step=1)
@@ -135,7 +139,7 @@ def test_a_surprise_is_how_much_better_half_the_evidence_would_have_foretold_a_l
 
 
 def test_where_looks_surprise_all_that_is_known_counts_half():
-    """55 prompts, wrong and then right, are 55 log(6/5) = 10.03 of surprise, above 10; 54 are 9.8."""
+    """55 prompts, first incorrect and then correct, give a surprise of 55 log(6/5) = 10.03, above 10; 54 give 9.8."""
     memory = PromptMemory()
     for i in range(55):
         memory.update(str(i), 0, 1, step=0)
@@ -145,7 +149,8 @@ def test_where_looks_surprise_all_that_is_known_counts_half():
     assert memory.pass_rate("wrong") == pytest.approx((1, 2))
     memory.update("54", 1, 1, step=1)
     assert memory.pass_rate("wrong") == pytest.approx((1, 1.5))
-    assert memory.pass_rate("54") == pytest.approx((1 + 1, 1 + 0.5 / 2))  # the look that told of it counts in full
+    # the observation that revealed it has its full weight
+    assert memory.pass_rate("54") == pytest.approx((1 + 1, 1 + 0.5 / 2))
     assert memory.state_dict()["surprise"] == 0
 
 
@@ -156,11 +161,11 @@ def test_a_group_without_a_score_teaches_nothing_nor_does_the_rest_of_one_that_p
     memory.update("other", 0, 0, step=0)
     assert (memory.expected_acceptance("0", G), memory.expected_acceptance("other", G)) == before
     state = memory.state_dict()
-    memory.update("0", 13, 13, step=1, is_rest=True)  # asked for because the first few did not agree
+    memory.update("0", 13, 13, step=1, is_rest=True)  # requested because the first completions differed
     assert memory.state_dict() == state
 
 
-# ---- The skipping ----
+# ---- Skipping ----
 
 
 def test_an_unseen_prompt_and_a_useful_one_are_never_skipped():
@@ -175,7 +180,7 @@ def test_a_prompt_that_will_be_dropped_is_mostly_skipped(prompt_id):
 
 
 def test_the_least_promising_prompt_waits_less_than_its_longest_wait():
-    """Waits are uniform over 1 to 8 passes: no more than 7 skips in a row, and looks in 2 of 9 passes."""
+    """Waits are uniform over 1 to 8 passes: at most 7 skips in a row, and visits in 2 of 9 passes."""
     memory, waits = hopeless(), []
     for _ in range(3000):
         wait = 1
@@ -187,7 +192,7 @@ def test_the_least_promising_prompt_waits_less_than_its_longest_wait():
 
 
 def test_a_look_that_comes_late_does_not_begin_a_wait_anew():
-    """A round that goes over the dataset twice looks at a prompt only after it was passed over again."""
+    """A round that passes over the dataset twice visits a prompt only after it was skipped again."""
     memory, most, rng = hopeless(), 0, random.Random(0)
     num_skipped = num_due = 0
     for _ in range(3000):
@@ -201,7 +206,7 @@ def test_a_look_that_comes_late_does_not_begin_a_wait_anew():
 
 
 def test_a_wait_ends_with_a_prompt_that_may_not_be_skipped():
-    """Of waits of up to 8 passes, the next one begins after it: 7 more skips, not 3."""
+    """With waits of up to 8 passes, the next wait begins after this one: 7 more skips, not 3."""
     memory = hopeless()
     most = num_skipped = 0
     for _ in range(3000):

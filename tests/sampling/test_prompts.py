@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One stream of prompts over passes, refills and restarts."""
+"""The stream of prompts over several passes, rounds and restarts."""
 
 import json
 import re
@@ -37,7 +37,7 @@ both_kinds = pytest.mark.parametrize("kind", [numbers, streamed])
 @both_kinds
 def test_no_prompt_comes_twice_within_a_pass_and_none_is_lost_and_each_pass_has_its_own_order(kind):
     stream, taken = PromptStream(kind(50), seed=0), []
-    while len(taken) < 150:  # first rounds and refills of uneven size, which straddle the passes
+    while len(taken) < 150:  # rounds of uneven size, which span several passes
         taken += texts(stream.take(min(7 + len(taken) % 5, 150 - len(taken))))
     orders = [taken[start : start + 50] for start in (0, 50, 100)]
     assert [sorted(order) for order in orders] == [sorted(numbers(50)["prompt"])] * 3
@@ -53,7 +53,7 @@ def test_the_seed_alone_sets_the_order(kind):
 
 
 def shown_alone(name):
-    """What people are shown of a name whose id no other prompt has."""
+    """Return what is displayed for a name whose id no other prompt has."""
     return shown_names([name])[name]
 
 
@@ -87,7 +87,9 @@ NO_IDS = {
 @pytest.mark.parametrize("columns", NO_IDS.values(), ids=NO_IDS)
 @both_kinds
 def test_40_prompts_are_40_whatever_stands_in_the_id(kind, columns):
-    """As of 40 prompts with an id each: of two prompts with one name the memory and the ledger make one."""
+    """
+    For example 40 prompts with an id each: the memory and the ledger would treat two prompts with one name as one.
+    """
     assert len({*ids(PromptStream(kind(40, **columns), seed=0).take(40))}) == 40
     assert len({*ids(PromptStream(kind(40, id=[*range(40)]), seed=0).take(40))}) == 40
 
@@ -100,7 +102,7 @@ def test_people_are_shown_the_id_alone_if_it_names_one_prompt_and_a_hash_as_it_i
 
 
 def test_another_dataset_that_is_numbered_from_0_too_has_other_names():
-    """A run can take over the memory of one on the other dataset."""
+    """A run can continue with the memory of a run on the other dataset."""
     sums, products = numbers(20, id=[*range(20)]), numbers(40).select(range(20, 40)).add_column("id", [*range(20)])
     names = [{*ids(PromptStream(dataset, seed=0).take(20))} for dataset in (sums, products)]
     assert not names[0] & names[1]
@@ -109,7 +111,7 @@ def test_another_dataset_that_is_numbered_from_0_too_has_other_names():
 @pytest.mark.parametrize("missing", [None, "", float("nan")])
 @both_kinds
 def test_a_prompt_without_an_id_is_named_by_its_content_in_every_pass(kind, missing):
-    """Rows with one name would share one record in the memory."""
+    """Rows with the same name would share one record in the memory."""
     stream = PromptStream(kind(20, id=[missing] * 20), seed=0)
     first, second = (dict(zip(texts(taken), ids(taken), strict=True)) for taken in (stream.take(20), stream.take(20)))
     assert first == second
@@ -178,7 +180,8 @@ def begun(dataset, **settings):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_streamed_dataset_is_told_by_its_first_rows(shuffle):
-    shuffled, shorter = numbers(50).shuffle(seed=1).to_iterable_dataset(), streamed(15)  # fewer than are looked at
+    # fewer than are read for the fingerprint
+    shuffled, shorter = numbers(50).shuffle(seed=1).to_iterable_dataset(), streamed(15)
     one, same, reordered, fewer = (
         begun(dataset, shuffle=shuffle).order()["first_rows"]
         for dataset in (streamed(50), streamed(50), shuffled, shorter)
@@ -186,14 +189,14 @@ def test_a_streamed_dataset_is_told_by_its_first_rows(shuffle):
     assert one == same
     assert len({one, reordered, fewer}) == 3
     taken = PromptStream(streamed(50), seed=0, shuffle=shuffle)
-    assert "first_rows" not in taken.order()  # unknown until it is read
+    assert "first_rows" not in taken.order()  # unknown until the dataset is read
     taken.take(1)
     assert taken.order()["first_rows"] == one
     assert PromptStream(numbers(50), seed=0).order()["dataset"] != taken.order()["dataset"] is None
 
 
 def counted(n, read):
-    """A stream that writes down what is read of it."""
+    """A dataset that records what is read from it."""
 
     def rows():
         for i in range(n):
@@ -213,7 +216,7 @@ def test_first_rows_are_read_once_and_no_row_behind_them():
     state, resumed = stream.state_dict(), begun(counted(100, read := []), shuffle=False)
     resumed.load_state_dict(state)
     assert texts(resumed.take(2)) == ["40", "41"]
-    assert read == list(range(42))  # up to the place, and each once
+    assert read == list(range(42))  # up to the position, and each once
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -236,7 +239,7 @@ def test_a_pass_behind_the_first_is_read_from_its_own_start():
 
 def test_a_row_that_json_cannot_hold_has_the_same_name_in_the_next_run():
     class Decoder:
-        """Its text has its address, as that of torchcodec's has."""
+        """A value whose text contains its address, like that of torchcodec's decoders."""
 
     def stream(decoder):
         return IterableDataset.from_generator(lambda: iter([{"prompt": "p", "video": decoder, "seen": b"x"}]))
@@ -298,7 +301,7 @@ def test_a_rule_that_skips_everything_does_not_hang(kind):
     asked, stream = [], PromptStream(kind(5), seed=0)
     assert len(stream.take(12, skip=lambda prompt_id, may: asked.append(prompt_id) or may)) == 12
     assert stream.num_skipped == 9  # of any 9 prompts in a row, 5 make a whole pass
-    assert len(asked) == 9 + 12  # and the rule knows which were taken
+    assert len(asked) == 9 + 12  # and the rule is told which were taken
 
 
 def test_skipped_prompts_are_not_loaded():
@@ -310,5 +313,5 @@ def test_skipped_prompts_are_not_loaded():
 
 @pytest.mark.parametrize("dataset", [numbers(0), IterableDataset.from_generator(lambda: iter(()))])
 def test_an_empty_dataset_is_refused(dataset):
-    with pytest.raises(ValueError, match="holds no prompt"):
+    with pytest.raises(ValueError, match="training dataset is empty"):
         PromptStream(dataset, seed=0).take(1)

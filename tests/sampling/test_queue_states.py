@@ -64,11 +64,11 @@ NUM_SEQUENCES = int(os.environ.get("QUEUE_SEQUENCES", "100"))
 SEED = int(os.environ.get("QUEUE_SEED", "0"))
 PHASES = tuple(Phase) if os.environ.get("QUEUE_SHRINK", "1") == "1" else (Phase.explicit, Phase.generate)
 CPU = torch.device("cpu")
-FIRST_ROWS = 2  # of a stream, by which it is recognized: fewer than in a run, so that others are seen to differ
-LONGEST = 5  # tokens of a completion; those that long count as truncated
+FIRST_ROWS = 2  # rows by which a stream is recognized: fewer than in a run, so that later rows can differ
+LONGEST = 5  # tokens of a completion; the longest count as truncated
 
 
-# ---- What a run is made of ----
+# ---- The parts of a run ----
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ class Config:
     pass_rates: tuple[float, ...] = (0.0, 0.5, 1.0)  # of the prompts, in turn
     share_unscored: float = 0.0
     share_truncated: float = 0.0
-    has_band: bool = False  # whether too many correct completions drop a whole group
-    drifts: bool = False  # whether all prompts have one pass rate, which changes from step to step
+    has_band: bool = False  # whether a whole group with too many correct completions is dropped
+    drifts: bool = False  # whether all prompts have the same pass rate, which changes from step to step
     compares: bool = False  # whether a reward depends on how many completions of the group were scored with it
-    moves: bool = True  # whether completions may be scored by another process, which environments rule out
+    moves: bool = True  # whether completions may be scored by another process, which is not possible with environments
 
 
 @dataclass(frozen=True)
 class RolloutEvent:
-    """A rollout; `fails_in` is the round in which it fails, and `fails_at` how far the round has come by then."""
+    """A rollout. `fails_in` is the round in which it fails, and `fails_at` how far the round has come by then."""
 
     fails_in: int | None = None
     fails_at: str = "requested"
@@ -120,9 +120,10 @@ class ResumeEvent:
 
     is_from_last: bool = False
     into_used: bool = False  # into the samplers of the run, as when `train` is called a second time
-    data: str = "same"  # "other": of another content; "tail": only rows behind the first ones differ
+    data: str = "same"  # "other": other content; "tail": only rows after the first ones differ
     ignores_data_skip: bool = False
-    has_queue: bool = True  # whether the rows fit, and each process finds its own
+    # whether the rows fit, each process finds its own answers, and how many answers the checkpoint has
+    has_queue: bool = True
     num_answered: int = 99  # of what was requested ahead, how many answers the checkpoint holds
 
 
@@ -200,10 +201,10 @@ EVENTS = st.lists(_ROLLOUTS | _ROLLOUTS | _RESUMES | st.just(SaveEvent()), min_s
 
 @st.composite
 def configs_ahead(draw: st.DrawFn) -> Config:
-    """Settings with rollouts ahead, on a stream of which later rows may have changed."""
+    """Settings with rollouts ahead, on a stream whose later rows may have changed."""
     config = draw(configs())
     ahead = draw(st.sampled_from([1, 2, 2, 2]))
-    # Groups that are sampled for a low acceptance rate wait for as long as they may once it is high.
+    # Groups that were sampled for a low acceptance rate wait for as long as they may when it rises.
     rates = draw(st.sampled_from([(0.1, 0.5, 1.0), (1.0,) * 3 + (0.5,) * 4, (1.0,) * 5 + (0.5,) * 5]))
     return replace(
         config,
@@ -220,7 +221,7 @@ def configs_ahead(draw: st.DrawFn) -> Config:
 
 @cache
 def _dataset(num_prompts: int, content: str) -> Dataset:
-    """A dataset; `content` says which rows are not the original ones."""
+    """A dataset. `content` says which rows differ from the original ones."""
     first = {"same": num_prompts, "other": 0, "tail": min(FIRST_ROWS, num_prompts - 1)}[content]
     prompts = [f"{'prompt' if i < first else content} {i}" for i in range(num_prompts)]
     sources = [["x", "y", None][i % 3] for i in range(num_prompts)]
@@ -230,7 +231,7 @@ def _dataset(num_prompts: int, content: str) -> Dataset:
 
 
 def new_sampler(config: Config, content: str) -> Sampler:
-    """One process's sampler, as `construction.make_sampler` makes it."""
+    """The sampler of one process, as `construction.make_sampler` creates it."""
     dataset: Dataset | IterableDataset = _dataset(config.num_prompts, content)
     if config.is_iterable:
         dataset = dataset.to_iterable_dataset()
@@ -250,15 +251,17 @@ def new_sampler(config: Config, content: str) -> Sampler:
 
 
 class _Posted(Exception):
-    """What one process gives to a collective call, before the others have given theirs. It is no error."""
+    """Raised when one process takes part in a collective call before the others have. It is not an error."""
 
 
 class Network:
-    """Runs the same function on every process, one after the other: up to its collective call, then to its end."""
+    """
+    Run the same function on every process, one after the other: first up to its collective call, then to its end.
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
-        self.device = CPU  # as an accelerator
+        self.device = CPU  # like an accelerator
         self._rank = 0
         self._sent: list[Any] | None = None
 
@@ -308,30 +311,32 @@ class Network:
 
 
 class Interrupted(Exception):
-    """What stops a rollout in the middle."""
+    """The error that stops a rollout in the middle."""
 
 
 @dataclass
 class Book:
-    """What the run has seen so far, beside its samplers: plain values, so that a checkpoint can be gone back to."""
+    """
+    The history of the run, apart from its samplers. It consists of plain values, so that a checkpoint can restore it.
+    """
 
-    content: str = "same"  # of the dataset
-    version: int = 0  # of the policy: the batches that have trained
+    content: str = "same"  # in the dataset
+    version: int = 0  # of the policy: the number of batches that have trained
     num_sampled: int = 0  # completions, each of which has its own id
     outcomes: dict[int, str] = field(default_factory=dict)  # by the number of each group that has left the queue
-    ids: dict[tuple[int, int], int] = field(default_factory=dict)  # of completions, by group and index
-    versions: dict[int, int] = field(default_factory=dict)  # by completion, of the policy that sampled it
+    ids: dict[tuple[int, int], int] = field(default_factory=dict)  # completions, by group and index
+    versions: dict[int, int] = field(default_factory=dict)  # by completion, the policy that sampled it
     trained: set[int] = field(default_factory=set)  # completions
-    rollout_versions: dict[int, int] = field(default_factory=dict)  # by the rollout's number
-    first_number: int = 0  # groups before it were forgotten, when a resume did not find them
-    next_number: int = 0  # of the group that is drawn next
+    rollout_versions: dict[int, int] = field(default_factory=dict)  # by the number of the rollout
+    first_number: int = 0  # earlier groups were removed, when a resume did not find them
+    next_number: int = 0  # number of the next group to be drawn
     last_position: tuple[int, int] | None = None  # in the stream, of the group that was drawn last
-    submitted: dict[int, int] = field(default_factory=dict)  # in flight: the policy that samples, by group
+    submitted: dict[int, int] = field(default_factory=dict)  # by group in flight, the policy that samples it
 
 
 @dataclass
 class Checkpoint:
-    """What is on disk."""
+    """The checkpoint on disk."""
 
     shared: str
     memory: bytes | None
@@ -341,7 +346,7 @@ class Checkpoint:
 
 
 class Run:
-    """The samplers of all processes, and what must be true of them after each event."""
+    """The samplers of all processes, with checks of what must be true after each event."""
 
     def __init__(self, config: Config, network: Network, book: Book | None = None) -> None:
         self.config, self.network, self.book = config, network, book or Book()
@@ -363,7 +368,7 @@ class Run:
             self.resume(event)
         self.check()
 
-    # ---- A rollout, as `DAPOTrainer._generate_and_score_completions` makes it ----
+    # ---- A rollout, as in `DAPOTrainer._generate_and_score_completions` ----
 
     def roll_out(self, event: RolloutEvent) -> None:
         try:
@@ -503,7 +508,7 @@ class Run:
                 ids = [self.book.ids[group.number, index] for index in range(group.num_received)]
                 assert group.rewards[:, 2].tolist() == ids, "A completion has the reward of another one."
                 for said, id_ in zip(group.extra_logs["said"], ids, strict=True):
-                    is_forgotten = said is None and not moves  # as the end of a rollout forgets it
+                    is_forgotten = said is None and not moves  # the end of a rollout removes it
                     assert said == str(id_) or is_forgotten, "A log is of another completion."
                 if group.is_whole and moves:
                     assert len({*group.rewards[:, 1].tolist()}) == 1, "A whole group was scored by several processes."
@@ -597,7 +602,7 @@ class Run:
         else:
             assert len(trained) == len(batch.train), "A group is in a batch twice."
         assert [group.number for group in trained] == accepted[: config.target], "Not the oldest groups train."
-        # A batch is full, or there was no more to sample with.
+        # A batch is full, or there was no budget left.
         assert len(batch.train) + len(batch.fill) == config.target, "A batch has not as many groups as it must."
         if num_missing:
             assert gave_up or left < sampler.selection.smallest_round, "A batch is not full, and there is budget left."
@@ -697,7 +702,7 @@ class Run:
         is_whole = event.has_queue and not event.ignores_data_skip and content == checkpoint.book.content
         requests = self.first.queue.in_flight
         answered = [request.group.number for request in requests if request.group.number in self.book.submitted]
-        # Of some, those that the server happened to answer first.
+        # Some of them: those that the server happened to answer first.
         answered = sorted(answered, key=lambda number: (number * 7) % 5)[: event.num_answered]
         if not event.ignores_data_skip:
             for sampler in self.samplers:
@@ -707,7 +712,7 @@ class Run:
             for one in (before, self):
                 one.trace = []
                 one.roll_out(RolloutEvent())
-            assert before.trace == self.trace, "A resumed run goes on otherwise than the run that it continues."
+            assert before.trace == self.trace, "A resumed run continues differently from the run that it continues."
 
     def _load(self, sampler: Sampler, checkpoint: Checkpoint, rank: int, event: ResumeEvent) -> tuple[dict, int]:
         shared = json.loads(checkpoint.shared)
@@ -733,7 +738,7 @@ class Run:
             for sampler, one in zip(self.samplers, saved, strict=True):
                 assert described(sampler.queue.state_dict()) == described(one), "load(save(queue)) is another queue."
             state = self.first.state_dict()
-            # A run that began behind the first rows of a stream does not know them, and the one that resumes it does.
+            # A run that began after the first rows of a stream does not know these, but the run that resumes it does.
             state["header"] = {name: state["header"][name] for name in shared["header"]}
             assert state == shared, "load(save(sampler)) is another sampler."
             assert num_lost == 0
@@ -757,10 +762,10 @@ class Run:
         else:
             book.last_position = None
 
-    # ---- What must be true ----
+    # ---- Conditions that must hold ----
 
     def _note_left(self, group: PromptGroup) -> None:
-        """Note that a group has left the queue."""
+        """Record that a group has left the queue."""
         if group.state is GroupState.DROPPED:
             assert group.drop_reason, "A group is dropped without a reason."
         else:
@@ -769,7 +774,9 @@ class Run:
         self.book.outcomes[group.number] = group.drop_reason or "trained"
 
     def note_drawn(self) -> None:
-        """Note the groups that were drawn since the last call: each is requested at once, and none is passed over."""
+        """
+        Record the groups that were drawn since the last call. Each is requested immediately, and no prompt is skipped.
+        """
         queue, book = self.first.queue, self.book
         requested = {request.group.number: request.group for request in queue.in_flight}
         for number in range(book.next_number, queue.num_drawn):
@@ -790,7 +797,7 @@ class Run:
         assert all(state == states[0] for state in states), "Processes have different states."
 
     def check(self) -> None:
-        """What must be true between two rollouts."""
+        """Check what must be true between two rollouts."""
         self.check_agreement()
         queue, config = self.first.queue, self.config
         waiting = dict(queue._groups)
@@ -829,13 +836,13 @@ def describe_request(request: GenerationRequest) -> tuple:
 
 
 def describe_sampler(sampler: Sampler) -> str:
-    """All that is the same on every process."""
+    """Everything that is the same on every process."""
     groups = [{**group.state_dict(), "rows": None, "round": None} for group in sampler.queue._groups.values()]
     return repr((described(groups), sampler.state_dict(), sampler.num_missing, sampler.queue.num_drawn))
 
 
 def described(state: Any) -> Any:
-    """Tensors as lists, with their type: so that states can be compared, NaN included."""
+    """Convert tensors to lists with their type, so that states can be compared, including NaN."""
     if isinstance(state, torch.Tensor):
         return f"{state.dtype} {tuple(state.shape)} {state.tolist()}"
     if isinstance(state, dict):
@@ -844,7 +851,7 @@ def described(state: Any) -> Any:
 
 
 def play(config: Config, events: Sequence[Any]) -> None:
-    """Let these things happen to a run."""
+    """Apply these events to a run."""
     network = Network(config.num_ranks)
     with network.patched():
         run = Run(config, network)
@@ -879,7 +886,7 @@ def test_what_is_requested_ahead_trains_in_time_whatever_happens(config, events)
 
 SCREENED = Config(target=1, num_generations=3, num_ranks=1, screen=2, pass_rates=(0.5,), shuffles=False)
 AHEAD = Config(target=1, num_generations=2, num_ranks=1, carries=True, ahead=1, pass_rates=(0.5,), shuffles=False)
-# The shortest sequences of events that went wrong once, and a long one in which groups wait as long as they may.
+# The shortest sequences of events that once failed, and a long one in which groups wait as long as they may.
 RUNS = {
     "acceptance_jumps": (
         replace(

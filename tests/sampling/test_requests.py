@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many completions are requested first, and how requests become equal shares, by hand."""
+"""The number of first completions, and equal shares of requests, with examples computed by hand."""
 
 import datetime
 
@@ -25,7 +25,7 @@ def first(num, num_generations=8, number=0):
 
 
 def rest(num, num_generations=8, number=0):
-    """A request for the rest of a group, of so many completions."""
+    """A request for the rest of a group: `num` completions."""
     group = PromptGroup(number, str(number), {}, num_generations, (0, number))
     group.ranks = [0] * (num_generations - num)
     return GenerationRequest(group, num)
@@ -40,7 +40,7 @@ def never(num):
 
 
 def test_the_cost_of_an_accepted_group_is_the_first_few_over_their_chance_and_the_rest():
-    # Of a uniform pass rate, 2 of 4 agree in 2/3 of cases: 2 / (1/3) + 2; whole groups agree in 2/5: 4 / (3/5).
+    # With a uniform pass rate, 2 of 4 agree in 2/3 of cases: 2 / (1/3) + 2. Whole groups agree in 2/5: 4 / (3/5).
     assert expected_cost(1, 1, 2, 4) == pytest.approx(8)
     assert expected_cost(1, 1, 4, 4) == pytest.approx(4 / 0.6)
 
@@ -49,7 +49,7 @@ def test_whole_groups_are_asked_for_where_most_are_accepted_and_few_where_most_a
     assert cheapest_first(1, 1, 4) == 4
     assert cheapest_first(50, 50, 16) == 16  # a pass rate near one half
     assert cheapest_first(0.01, 1, 16) in (2, 3)  # hardly ever solved
-    assert cheapest_first(0.01, 1, 2) == 2  # there is no fewer
+    assert cheapest_first(0.01, 1, 2) == 2  # there is no smaller number
 
 
 def test_the_rest_of_the_oldest_comes_first_as_far_as_completions_are_left():
@@ -59,7 +59,7 @@ def test_the_rest_of_the_oldest_comes_first_as_far_as_completions_are_left():
 
 
 def test_if_the_engine_takes_no_more_the_last_whole_groups_are_requested_in_part():
-    # 3 x 16 = 48 rows, and room for 40: the last is requested with 8 first.
+    # 3 x 16 = 48 rows, and room for 40: only the first 8 of the last are requested.
     whole = [first(16, 16, i) for i in range(3)]
     assert nums(within_rows(whole, 40)) == [16, 16, 8]
     assert nums(within_rows(whole[:2], 40)) == [16, 16]
@@ -68,7 +68,8 @@ def test_if_the_engine_takes_no_more_the_last_whole_groups_are_requested_in_part
 def test_processes_have_equal_shares_by_one_more_of_the_last_first_completions():
     assert nums(in_equal_shares([first(3), first(3), first(3)], 4, never)) == [3, 3, 6]
     assert nums(in_equal_shares([first(3), first(8)], 4, never)) == [4, 8]
-    # The rest of a group cannot be more: three of another prompt are requested, even of one that is best asked whole.
+    # The rest of a group cannot grow, so three completions of another prompt are requested, even if it should be
+    # sampled whole.
     for num in (2, 8):
         even = in_equal_shares([rest(5)], 4, lambda _, num=num: [first(num, number=1)])  # 5 + 3 = 2 * 4
         assert [(one.group.number, one.num_completions) for one in even] == [(0, 5), (1, 3)]
@@ -79,7 +80,7 @@ def test_whatever_is_partial_processes_get_equal_shares(num_ranks):
     for num in range(1, 8):
         even = in_equal_shares([rest(num)], num_ranks, lambda wanted: [first(8, number=1)] * wanted)
         assert sum(nums(even)) % num_ranks == 0
-        # One completion has nothing to be compared with: if one is missing, each process takes one more.
+        # A single completion cannot be compared with another one. If one is missing, each process takes one more.
         assert all(2 <= one <= 8 for one in nums(even)[1:])
         assert sum(nums(even)) == num + num_for_equal_shares([rest(num)], num_ranks) <= num + num_ranks + 1
 
@@ -116,7 +117,7 @@ def test_a_population_that_is_looked_at_again_forgets_by_rounds():
     for _ in range(98):
         population.update(0, 4)
     mean = lambda: population.pass_rate()[0] / sum(population.pass_rate())  # noqa: E731
-    assert mean() == pytest.approx(1 / 100)  # two looks of 1/2 each, and 98 of 0
+    assert mean() == pytest.approx(1 / 100)  # two observations of 1/2 each, and 98 of 0
     population.fade(0.5)
     assert mean() == pytest.approx(1 / 51)
 

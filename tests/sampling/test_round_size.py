@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance rate, and the size of a round, by hand."""
+"""The acceptance rate and the size of a round, with examples computed by hand."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 
 
 def learned(num_accepted, num_groups, rounds=30):
-    """An estimate that has seen many equal rounds."""
+    """An estimate after many equal rounds."""
     acceptance = AcceptanceRate()
     for _ in range(rounds):
         acceptance.update(num_accepted, num_groups)
@@ -34,27 +34,27 @@ def test_the_first_round_of_a_run_asks_for_the_batch_itself_though_nothing_seen_
 def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin_the_larger_the_smaller_the_deficit():
     acceptance = learned(500, 1000)
     # 1024 on average, 512 +- 16 of them accepted. One more round costs 0.16 x 512 = 82 groups, and phi(z) = 16 / 82 at
-    # z = 1.20: 1.2 x 16 = 19 groups or 38 prompts, and a little for the uncertainty of the rate.
+    # z = 1.20: 1.2 x 16 = 19 groups or 38 prompts, and a few more for the uncertainty of the rate.
     assert 1024 + 38 < acceptance.round_size(512, 512) < 1024 + 46
     acceptance.update(504, 1008)
-    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 82 at z = 2.36.
-    # Of 29, 14.5 +- 2.69 are accepted: 14.5 - 2.36 x 2.69 = 8.1. Of 28: 14 - 2.36 x 2.65 = 7.7.
+    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 82 at z = 2.36. With 29 prompts 14.5
+    # +- 2.69 are accepted: 14.5 - 2.36 x 2.69 = 8.1. With 28 prompts: 14 - 2.36 x 2.65 = 7.7.
     assert acceptance.round_size(8, 512) == 29
 
 
 def test_where_surplus_is_carried_a_second_round_costs_four_times_as_much():
     acceptance = learned(500, 1000)
     # One more round costs 0.64 x 512 = 328 groups: phi(z) = 16 / 328 at z = 2.05, 2.05 x 16 = 33 groups or 66 prompts,
-    # and a little for the uncertainty of the rate.
+    # and a few more for the uncertainty of the rate.
     assert 1024 + 66 < acceptance.round_size(512, 512, carries=True) < 1024 + 78
-    # A batch of 16 keeps the price of 12 groups, above 0.64 x 16: of what trains a quarter is carried as it is.
+    # For a batch of 16 the cost stays at 12 groups, above 0.64 x 16: a quarter of what trains is carried already.
     assert acceptance.round_size(16, 16, carries=True) == acceptance.round_size(16, 16)
 
 
 def test_a_rate_that_is_a_mere_guess_gets_no_margin():
     acceptance = AcceptanceRate()
     acceptance.update(10, 20)
-    # Twice the batch, +- 10 % for a rate of 0.5 +- 0.1: a margin would cost more than the round it may save.
+    # Twice the batch, +- 10% for a rate of 0.5 +- 0.1: a margin would cost more than the round that it may save.
     assert acceptance.round_size(512, 512) == 1024
 
 
@@ -64,14 +64,14 @@ def test_a_rate_that_is_a_mere_guess_gets_no_margin():
 def test_one_round_is_its_share_with_two_groups_of_doubt():
     acceptance = AcceptanceRate()
     acceptance.update(30, 98)
-    assert acceptance.rate == pytest.approx((30 + 1) / (98 + 2), abs=0.001)  # but for what a trend might add
+    assert acceptance.rate == pytest.approx((30 + 1) / (98 + 2), abs=0.001)  # except for what a trend might add
 
 
 def test_a_trend_is_foreseen():
     acceptance = AcceptanceRate()
     for step in range(100):
         acceptance.update(200 + 5 * step, 1000)  # 0.200, 0.205 ... 0.695
-    assert acceptance.rate == pytest.approx(0.700, abs=0.003)  # without the trend it would lag at 0.6
+    assert acceptance.rate == pytest.approx(0.700, abs=0.003)  # without the trend the estimate would lag at 0.6
 
 
 def test_a_jump_is_met_within_a_round():

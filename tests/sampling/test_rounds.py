@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows, who scores which of them, and how they come into a batch, by hand."""
+"""Rows, their scoring, and their way into a batch, with examples computed by hand."""
 
 import math
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def generated(lengths, logprobs=None):
-    """What TRL's `_generate` returns for completions of these lengths; row i holds the token ids i, i, ..."""
+    """Return the output of TRL's `_generate` for completions of these lengths. Row i has the token ids i, i, ..."""
     completion_ids = [[i] * length for i, length in enumerate(lengths)]
     prompt_ids = [[100 + i] for i in range(len(lengths))]
     return prompt_ids, completion_ids, None, [f"completion {i}" for i in range(len(lengths))], logprobs, {}, None, []
@@ -47,7 +47,7 @@ def new_group(num_generations=2, number=0, name="p"):
 
 
 def group_of(lengths, num_generations=None, number=0, **kwargs):
-    """A group that holds completions of these lengths, with the rewards 0, 1, ..."""
+    """A group that has completions of these lengths, with the rewards 0, 1, ..."""
     group = new_group(num_generations or len(lengths), number)
     group.receive(GenerationRequest(group, len(lengths)), [0] * len(lengths))
     group.rows = dict(enumerate(rows_of(lengths, **kwargs)))
@@ -60,16 +60,16 @@ def num_tokens(found):
 
 
 def as_text(share):
-    """Completions by their group's name and their index."""
+    """Completions, by the name of their group and their index."""
     return " ".join(f"{group.name}{index}" for group, index in share)
 
 
 class SentError(Exception):
-    """What a process sends, before the others have sent theirs."""
+    """Raised with what a process sends, before the others have sent theirs."""
 
 
 class Processes:
-    """Processes by turns, of which each may exchange bytes or gather a tensor once."""
+    """Processes that run in turn. Each may exchange bytes or gather a tensor once."""
 
     device = CPU
 
@@ -77,7 +77,7 @@ class Processes:
         self.rank, self.num_ranks, self.sent = 0, 1, None
 
     def call(self, num_ranks, function):
-        """What a function of the rank returns on each of so many processes."""
+        """Return the results of a function of the rank on each of `num_ranks` processes."""
         self.num_ranks, self.sent, sent = num_ranks, None, []
         for self.rank in range(num_ranks):
             with pytest.raises(SentError) as error:
@@ -124,7 +124,7 @@ def test_what_was_recorded_is_replayed():
     assert texts == ["completion 0", "completion 1"]
     assert logprobs[1] == [-1.0, -2.0, -3.0]
     assert logprobs[0][0] == -0.5
-    assert math.isnan(logprobs[0][1])  # a token that the engine could not score
+    assert math.isnan(logprobs[0][1])  # a token for which the engine has no log-probability
     assert (tool_mask, extra, images, tool_images) == (None, {}, None, [])
 
 
@@ -187,7 +187,7 @@ def test_rows_that_only_fill_the_batch_are_cut_to_one_token_and_the_group_keeps_
 
 def test_three_first_of_eight_fill_the_place_of_a_whole_group_and_no_more(monkeypatch):
     first = group_of([5, 6, 7], num_generations=8)
-    # Several ranks would look for the owner of a place beyond the last.
+    # With several processes, a position after the last row would be sent to none of them.
     monkeypatch.setattr(rounds, "rank_and_world_size", lambda: (0, 2))
     sent = []
     monkeypatch.setattr(rounds, "exchange_rows", lambda outgoing, device: sent.extend(outgoing) or outgoing[0])
@@ -205,7 +205,9 @@ def test_a_row_whose_tools_returned_images_is_not_cut():
 
 
 def test_rows_are_put_in_the_order_of_their_places(processes):
-    """Of two groups of two each process holds one completion; the first one's rows arrive behind the second one's."""
+    """
+    Each process has one completion of each of two groups. The rows of the first arrive after those of the second.
+    """
 
     def find(rank):
         groups = [group_of([1, 2]), group_of([3, 4], number=1)]
@@ -229,11 +231,14 @@ def test_keys_and_rows_come_to_the_process_they_are_sent_to(processes):
     ]
 
 
-# ---- Completions join their groups ----
+# ---- Completions are added to their groups ----
 
 
 def received(accelerator, rank, names, num_ranks=2):
-    """The first two completions of each prompt, one token longer each; those with an even length are cut off."""
+    """
+    The first two completions of each prompt, each one token longer than the last. Those with an even length are cut
+    off.
+    """
     groups = [new_group(4, number, name) for number, name in enumerate(names)]
     mine = range(2 * len(groups))[local_slice(2 * len(groups), rank, num_ranks)]
     recorded = Recorded(
@@ -273,9 +278,9 @@ def test_processes_that_drew_different_prompts_are_refused(processes):
 
 def requests_of(num_ranks, num_generations, asked):
     """
-    The requests of a round whose completions have come, and these.
+    Return the requests of a round whose completions were received, and these completions.
 
-    Of each group: the processes that hold the completions it had before, and how many are new.
+    For each group: the processes that hold the completions it had before, and the number of new ones.
     """
     requests, completions = [], []
     for number, (known, num_new) in enumerate(asked):
@@ -290,7 +295,7 @@ def requests_of(num_ranks, num_generations, asked):
 
 
 def plan_of(num_ranks, num_generations, asked, **options):
-    """What each process scores, and whether it scores just what it sampled."""
+    """Return what each process scores, and whether it scores exactly what it sampled."""
     plan = plan_scoring(*requests_of(num_ranks, num_generations, asked), num_ranks, **options)
     return [as_text(share) for share in plan.per_rank], plan.is_in_place
 
@@ -318,7 +323,7 @@ def test_one_process_scores_whole_groups(asked, shares, is_in_place):
         # B was sampled by both processes.
         ([WHOLE, WHOLE, WHOLE], ["A0 A1 A2 A3 B0 B1 B2 B3", "C0 C1 C2 C3 C0 C1 C2 C3"], False),
         ([WHOLE], ["A0 A1 A2 A3", "A0 A1 A2 A3"], False),
-        # First completions are scored where they are, by one process or by two.
+        # First completions are scored by the processes that hold them, one or two.
         ([FIRST_TWO, FIRST_TWO, FIRST_TWO], ["A0 A1 B0", "B1 C0 C1"], True),
         ([([0, 0], 2), FIRST_TWO], ["A0 A1 A2 A3", "B0 B1 B0 B1"], False),
         # The rest of A was sampled by the first process, that of B by the second.
@@ -365,7 +370,7 @@ def test_completions_that_cannot_be_moved_are_scored_where_they_are():
 
 
 def with_rows(completions, known, rank):
-    """Gives the groups of completions the rows that a process holds; each row's length says which one it is."""
+    """Give the groups of completions the rows that a process holds. The length of each row identifies it."""
     for group, index in [*completions, *known]:
         if group.ranks[index] == rank:
             length = 10 * (group.number + 1) + index
@@ -373,7 +378,7 @@ def with_rows(completions, known, rank):
 
 
 def test_rows_come_to_the_process_that_scores_them_and_whole_groups_stay_there(processes):
-    """A's first completions are with the second process, the rest and B's first ones are just sampled."""
+    """The first completions of A are on the second process; its rest and the first ones of B were just sampled."""
 
     def bring(rank):
         requests, completions = requests_of(2, 4, [([1, 1], 2), ([], 2)])
@@ -411,7 +416,7 @@ def test_groups_get_the_rewards_of_their_completions_and_what_was_logged_of_them
     rewards_BF = torch.tensor([[1.0, 0.0], [2.0, 0.0], [9.0, 9.0], [3.0, 0.0], [4.0, 0.5], [5.0, 0.0]])
     note_scores(plan, rewards_BF, {"seen": list("xyzuvw")})
     assert a.rewards.tolist() == [[4.0, 0.5], [5.0, 0.0], [3.0, 0.0]]
-    assert b.rewards.tolist() == [[1.0, 0.0], [2.0, 0.0]]  # of a completion that was scored twice, the first score
+    assert b.rewards.tolist() == [[1.0, 0.0], [2.0, 0.0]]  # for a completion that was scored twice, the first score
     assert (a.extra_logs, b.extra_logs) == ({"seen": ["v", "w", "u"]}, {"seen": ["x", "y"]})
 
 

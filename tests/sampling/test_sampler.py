@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts of the sampler by hand: which rounds it asks for, what trains, what stays."""
+"""Rollouts of the sampler, step by step: which rounds it requests, what trains, and what stays."""
 
 import json
 import math
@@ -70,19 +70,19 @@ def population_of(sampler):
 
 
 def learn(sampler, num_accepted, num_groups, rounds=30):
-    """What many equal rounds teach of the acceptance rate."""
+    """The acceptance rate after many equal rounds."""
     for _ in range(rounds):
         acceptance_of(sampler).update(num_accepted, num_groups)
     return sampler
 
 
 def foreseeing(rate):
-    """A memory that expects this share of any prompt's groups to be accepted."""
+    """A memory that predicts this acceptance rate for every prompt."""
     return type("Foresees", (PromptMemory,), {"expected_acceptance": lambda *_: rate})()
 
 
 def invent(sampler, num_groups, num=None, place=0):
-    """Requests for groups that are not of the stream."""
+    """Requests for groups that were not drawn from the stream."""
     groups = [sampler.queue.draw(str(place + i), {}, (0, place + i)) for i in range(num_groups)]
     number = sampler.rollout.number
     requests = [GenerationRequest(group, num or group.num_generations, number) for group in groups]
@@ -91,7 +91,7 @@ def invent(sampler, num_groups, num=None, place=0):
 
 
 def answer(sampler, requests, rewards=None):
-    """The completions of a round join their groups, on one process."""
+    """Add the completions of a round to their groups, on one process."""
     completions, rewards = [], list(rewards or [])
     is_stale = any(request.policy_rollout < sampler.rollout.number for request in requests)
     for request in requests:
@@ -109,7 +109,7 @@ def answer(sampler, requests, rewards=None):
 
 
 def play(sampler, reasons, counts=None):
-    """One round, whatever the sampler would have requested."""
+    """Run one round, whatever the sampler would have requested."""
     requests = invent(sampler, len(reasons))
     answer(sampler, requests)
     sampler.decide(Decided([request.group for request in requests], reasons, 0, counts))
@@ -117,13 +117,13 @@ def play(sampler, reasons, counts=None):
 
 
 def decide_all(sampler, requests, reasons):
-    """The completions come, and the groups are decided on."""
+    """Receive the completions, and decide on the groups."""
     answer(sampler, requests)
     sampler.decide(Decided([request.group for request in requests], reasons, 0))
 
 
 def play_rollout(sampler, rng, rate=1 / 3):
-    """Rounds until the sampler requests no more, of which a share of groups is accepted."""
+    """Run rounds until the sampler requests no more. A share of the groups is accepted."""
     sampler.start_rollout()
     while requests := sampler.next_requests():
         answer(sampler, requests)
@@ -132,7 +132,7 @@ def play_rollout(sampler, rng, rate=1 / 3):
 
 
 def let_wait(sampler, num_groups, staleness=1, num=None, place=0):
-    """Groups of an earlier rollout wait: accepted ones, or partial ones with `num` completions."""
+    """Let groups of an earlier rollout wait: accepted ones, or partial ones with `num` completions."""
     rollout = sampler.num_rollouts - staleness
     groups = []
     for i in range(num_groups):
@@ -148,12 +148,12 @@ def let_wait(sampler, num_groups, staleness=1, num=None, place=0):
 
 
 def saved(sampler):
-    """What a checkpoint holds of a sampler."""
+    """Return what a checkpoint contains of a sampler."""
     return json.loads(json.dumps(sampler.state_dict()))
 
 
 def resumed(state, queue=None, **options):
-    """Another sampler, and what of the state did not fit it."""
+    """Return another sampler that loaded the state, and what of the state did not fit."""
     again = make(**{"prompts": stream(), "target": 4, "num_generations": G, "carries": True, **options})
     return again, again.load_state_dict(json.loads(json.dumps(state)), queue)[0]
 
@@ -167,7 +167,7 @@ def nums(requests):
 
 
 def facts(requests):
-    """What requests hold, to compare those of two samplers."""
+    """Return what requests contain, to compare those of two samplers."""
     return [
         (one.group.number, one.group.name, one.num_completions, one.policy_rollout, one.policy_step, one.expires_at)
         for one in requests
@@ -203,7 +203,7 @@ def test_a_screen_that_is_left_out_as_a_run_begins_requests_whole_groups_alone(a
 
 
 def test_the_limit_counts_batches_and_not_one_more_and_the_last_round_counts_too():
-    """NeMo RL makes one more than its setting says; ms-swift generates its last round and never looks at it."""
+    """NeMo RL samples one batch more than its setting says. ms-swift samples its last round without using it."""
     sampler, other = (play(new(1, max_gen_batches=2.0), [NO]) for _ in range(2))
     assert len(sampler.next_requests()) == 1
     play(sampler, [NO])
@@ -214,7 +214,7 @@ def test_the_limit_counts_batches_and_not_one_more_and_the_last_round_counts_too
 
 
 def test_what_was_accepted_before_the_limit_still_trains():
-    """ms-swift throws 511 accepted groups of 512 away and trains on the unfiltered batch."""
+    """ms-swift discards 511 accepted groups of 512 and trains on the unfiltered batch."""
     sampler = play(play(new(512, max_gen_batches=1.03), [YES] * 500 + [NO] * 12), [YES] * 11 + [NO])
     assert sampler.next_requests() == []
     assert len(sampler.finish_rollout().train) == 511
@@ -231,7 +231,7 @@ NO_LIMIT = {"max_gen_batches": 0.0, "max_empty_batches": 3.0}
         (NO_LIMIT, [NO] * 5, False),
         (NO_LIMIT, [NO] * 6, True),  # a batch is two groups
         (NO_LIMIT, [NO] * 5 + [YES] + [NO] * 5, False),
-        (NO_LIMIT, [NO] * 5 + [YES] + [NO] * 6, True),  # one group, and nothing since: it would never end
+        (NO_LIMIT, [NO] * 5 + [YES] + [NO] * 6, True),  # one group, and then no other: it would never end
     ],
 )
 def test_without_a_limit_a_rollout_ends_when_so_many_batches_in_a_row_have_no_accepted_group(
@@ -292,7 +292,7 @@ def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
     for group in groups:
         group.rows = {i: rows[G * group.number + i] for i in range(G)}
     sampler.decide(Decided(groups, reasons, 0))
-    # Groups 0 and 2 could fill a batch of two, cut to a token; 3 and 5 are let go of.
+    # Groups 0 and 2 could fill a batch of two, cut to one token. 3 and 5 are released.
     tokens = [[len(row.completion_ids) for row in group.rows.values()] for group in groups]
     assert tokens == [[1, 1], [2, 2], [1, 1], [], [2, 2], []]
 
@@ -308,7 +308,7 @@ def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
     ids=str,
 )
 def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rounds, most_carried):
-    """At an acceptance rate of 1/3, behind five rollouts: under 5 % of what is accepted is lost."""
+    """At an acceptance rate of 1/3, after five rollouts, less than 5% of the accepted groups are lost."""
     rng, sampler = random.Random(1), new(target, **options)
     num_rounds, num_accepted, num_carried, num_rollouts = 0, 0, 0, 30
     for step in range(num_rollouts + 5):
@@ -324,7 +324,7 @@ def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rou
     assert num_carried / num_rollouts / target <= most_carried
 
 
-# ---- What stays ----
+# ---- What stays for the next rollout ----
 
 
 def carrying(num_groups, staleness=1, target=4):
@@ -345,7 +345,7 @@ def test_carried_groups_train_and_need_not_be_sampled():
     assert sampler.num_missing == 3
     play(sampler, [YES, YES, YES])
     assert numbers(sampler.finish_rollout().train) == [4, 5, 6, 7]  # each group once
-    assert carrying(4).next_requests() == []  # a batch that was carried whole needs no round
+    assert carrying(4).next_requests() == []  # a batch that was carried completely needs no round
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_what_is_carried_fits_one_batch(options, num_accepted, num_carried):
     ("options", "rollouts"),
     [
         ({"max_gen_batches": 1.0}, [([YES, NO], 1), ([NO, NO], 2), ([YES, YES], 0), ([NO], 1)]),
-        ({"mode": "mask"}, [([YES, NO], 0), ([NO, NO], 1)]),  # only where nothing trains
+        ({"mode": "mask"}, [([YES, NO], 0), ([NO, NO], 1)]),  # only if no group trains
     ],
     ids=["filter", "mask"],
 )
@@ -374,7 +374,7 @@ def test_rollouts_that_fell_short_are_counted_until_one_is_full(options, rollout
 
 
 def told_of_passes(sampler, rounds):
-    """What is told of passes that accept nothing after each of these rounds."""
+    """Return the warnings about passes without an accepted group after each of these rounds."""
     told = []
     for reasons in rounds:
         decide_all(sampler, sampler.next_requests(), reasons)
@@ -386,13 +386,13 @@ def told_of_passes(sampler, rounds):
 
 
 def test_a_pass_that_accepts_nothing_is_told_of_once():
-    """Two prompts a round, four a pass: a pass ends with every second round; the fifth round accepts one."""
+    """Two prompts per round, four per pass: every second round ends a pass. The fifth round accepts one group."""
     rounds = [[NO, NO]] * 4 + [[NO, YES]] + [[NO, NO]] * 2
     assert told_of_passes(new(1, stream(4), max_gen_batches=0, batch_multiplier=2.0), rounds) == [0, 1, 0, 2, 0, 0, 1]
 
 
 def test_a_pass_whose_groups_a_band_drops_in_the_end_accepts_nothing_though_first_completions_differ():
-    # All first completions differ (1 of 2 right), and all groups end at 3 of 4, above the band's one half.
+    # All first completions differ (1 of 2 correct), and all groups end at 3 of 4, above the band's one half.
     sampler = new(1, stream(4), num_generations=4, screen=2, max_gen_batches=0)
     for _ in range(6):
         requests = sampler.next_requests()
@@ -411,7 +411,7 @@ def test_prompts_that_are_skipped_are_no_part_of_a_pass_that_accepts_nothing():
 
 @pytest.mark.parametrize("num_before", range(1, 7))
 def test_a_resume_tells_of_passes_that_accept_nothing_as_a_run_that_was_not_stopped(num_before):
-    options = {"max_gen_batches": 0, "batch_multiplier": 4.0}  # a pass a round
+    options = {"max_gen_batches": 0, "batch_multiplier": 4.0}  # one pass per round
     rounds = [[YES] * 4] + [[NO] * 4] * 6
     sampler = new(1, stream(4), **options)
     told = told_of_passes(sampler, rounds[:num_before])
@@ -430,14 +430,17 @@ def test_the_memory_learns_what_it_is_told_and_skips_by_it():
 
 
 def asked_with(rate, target, **options):
-    """How many are asked for where one in ten was expected and came, and the memory expects this share of the next."""
+    """
+    Return how many prompts are requested if one in ten was predicted and accepted, and the memory now predicts this
+    rate.
+    """
     sampler = learn(new(target, memory=foreseeing(rate), **options), 10, 100)
     predicted_of(sampler).load_state_dict(acceptance_of(sampler).state_dict())
     return len(sampler.next_requests())
 
 
 def test_a_round_is_smaller_where_the_memory_expects_more_of_its_prompts_than_of_those_before():
-    """Of prompts of one in two a fifth is enough, of what is needed of prompts of one in ten."""
+    """With prompts that are accepted one time in two, a fifth of the number for one in ten is enough."""
     sizes = [asked_with(rate, 64) for rate in (0.05, 0.1, 0.5)]
     assert sizes[0] == sizes[1] > 600
     assert sizes[2] == pytest.approx(sizes[1] / 5, rel=0.03)
@@ -445,7 +448,7 @@ def test_a_round_is_smaller_where_the_memory_expects_more_of_its_prompts_than_of
 
 
 def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
-    """Two completions of a pass rate that nobody knows differ one time in three: 4/3 of four groups."""
+    """Two completions with an unknown pass rate differ one time in three: 4/3 of four groups."""
     sampler = play(new(4, memory=PromptMemory()), [NO] * 4, counts=[(0, 2)] * 4)
     assert predicted_of(sampler).num_accepted == pytest.approx(4 / 3)
     state = saved(sampler)
@@ -469,12 +472,12 @@ def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_han
 def test_without_its_screen_a_sampler_counts_as_one_that_never_had_it():
     sampler = new(4, num_generations=4, screen="on", carries=True)
     assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (True, True)
-    sampler.selection.policies.clear()  # as the preflight leaves it out
+    sampler.selection.policies.clear()  # as the preflight check removes it
     assert (sampler.selection.needs_counts, sampler.selection.splits_groups) == (False, False)
 
 
 def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_resume():
-    """Of 16 completions of a pass rate that nobody knows 15 in 17 groups are mixed; of groups before, one in two."""
+    """With 16 completions and an unknown pass rate, 15 in 17 groups are mixed; of earlier groups, one in two."""
     assert len(new(64, num_generations=16, memory=PromptMemory()).next_requests()) == 64
     state, sizes = learn(new(64), 10, 100).state_dict(), []
     for memory in (None, PromptMemory()):
@@ -485,7 +488,7 @@ def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_
 
 
 def test_the_rest_of_partial_groups_is_shared_equally_if_nothing_is_screened_any_more():
-    """Five of eight are the rest of one group; two ranks share 5 + 2 * 8 and three of one prompt more."""
+    """Five of eight are the rest of one group. Two processes share 5 + 2 * 8, and three more of one prompt."""
     sampler = make(3, num_generations=8, num_ranks=2)
     let_wait(sampler, 1, num=3)
     sampler.start_rollout()
@@ -513,7 +516,10 @@ def test_a_round_that_was_interrupted_is_sampled_by_the_next_rollout():
 
 
 def drawn_twice(num_partial, options, at_resume, lost=None):
-    """What is drawn ahead after partial groups, and where the stream is; and after a resume. For two ranks."""
+    """
+    Return what is drawn ahead after partial groups and the position of the stream, and the same after a resume. For
+    two processes.
+    """
     options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True, "ahead": 1} | options
     one = make(**options)
     one.stream.take(num_partial)
@@ -536,12 +542,12 @@ def test_a_round_is_drawn_anew_if_an_example_in_flight_is_not_there_any_more():
     (drawn, _), (again, where), other = drawn_twice(3, {"screen": 3}, {}, lost=0)
     assert len(drawn) > 3
     assert again == []
-    assert where["position"] == 3  # behind those that have completions
+    assert where["position"] == 3  # after those that have completions
     assert numbers(other.queue.partial) == [1, 2]
 
 
 def screened_round(sampler, requests, rights):
-    """One round, of which so many of each prompt are right; a band from 0 to one half judges whole groups."""
+    """One round in which this many of each prompt are correct. A band from 0 to one half applies to whole groups."""
     known = [request.group.num_received for request in requests]
     rewards = [
         float(i < right)
@@ -571,8 +577,10 @@ def only(sampler, requests, num):
 
 def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_the_end():
     """
-    Of eight prompts asked for two of four, four differ (1 of 2 right). Two of these end at 1 of 4, which the band
-    takes, and two at 3 of 4, which it does not: half of what passes is accepted, so one of four of what is asked.
+    Two of four completions are requested of eight prompts, and four differ (1 of 2 correct).
+
+    Two of these end at 1 of 4, which the band accepts, and two at 3 of 4, which it does not. So half of the partial
+    groups are accepted, which is a quarter of the requested ones.
     """
     sampler = new(4, num_generations=4, screen=2)
     screened_round(sampler, only(sampler, sampler.next_requests(), 4), [1, 1, 0, 0])
@@ -581,7 +589,7 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     assert nums(requests)[:2] == [2, 2]
     assert [one.is_first for one in requests[:3]] == [False, False, True]
     screened_round(sampler, only(sampler, requests, 2), [0, 2])
-    share = (0.95 + 1) / (0.95 + 2)  # one of two, beside one that stands for no band and fades
+    share = (0.95 + 1) / (0.95 + 2)  # one of two, and one more that represents no band and loses weight
     assert sampler.selection.round_size.share_completed == pytest.approx(share)
     before = acceptance_of(sampler).num_accepted
     screened_round(sampler, only(sampler, sampler.next_requests(), 3), [1, 1, 1])
@@ -603,7 +611,9 @@ def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume
 
 @pytest.mark.parametrize(("screen", "new"), [("on", [8]), (3, [3] * 4)])
 def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
-    """Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: eight of one prompt, or 3 of four."""
+    """
+    Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: 8 of one prompt, or 3 each of four.
+    """
     sampler = make(8, num_generations=16, screen=screen, max_round_size=4, carries=True)
     let_wait(sampler, 4, num=3)
     sampler.start_rollout()
@@ -615,11 +625,13 @@ def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
     assert (sampler.next_requests(), len(sampler.finish_rollout().train), sampler.num_short_rollouts) == ([], 1, 1)
     sampler = play(new(4, max_gen_batches=1.5), [NO] * 4)
     assert len(sampler.next_requests()) == 2  # 4 completions are left
-    assert play(sampler, [NO] * 2).next_requests() == []  # no group was accepted, and the limit holds all the same
-    # Of 16 completions 6 are left, and 2, for less than a quarter of which no round is worth its price.
+    assert play(sampler, [NO] * 2).next_requests() == []  # no group was accepted, but the limit holds all the same
+    # 6 of 16 completions are left, and in another case 2, which is less than a quarter, so that no round is worth its
+    # cost.
     assert len(play(new(8, max_gen_batches=1.0), [NO] * 5).next_requests()) == 3
     assert play(new(8, max_gen_batches=1.0), [YES, *[NO] * 6]).next_requests() == []
-    # Three of each are asked first. Half pass, and 5 more of these are asked: 3 + 5 / 2 of 64 are 11 prompts.
+    # Three of each are requested first. Half of them differ, and 5 more of these are requested: 3 + 5 / 2 of 64 are 11
+    # prompts.
     assert len(learn(new(8, num_generations=8, max_gen_batches=1.0, screen=3), 50, 100).next_requests()) == 11
     assert new(10, num_generations=10, max_gen_batches=1.15).num_left == 115  # not 1.15 x 100 = 114.99999999999999
 
@@ -635,11 +647,13 @@ KINDS += [
 @pytest.mark.parametrize("num_batches", [1.0, 1.3, 2.5])
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, options):
-    """Of 8 completions a group. Less than a quarter of a batch stays unasked where it is not full, or than a group."""
+    """
+    With 8 completions per group. At most a quarter of a batch, or one group, is left unrequested when it is not full.
+    """
     sampler = make(num_generations=8, max_gen_batches=num_batches, **{"target": 8} | options)
     multiple_of, num_ranks = sampler.selection.multiple_of, sampler.selection.num_ranks
     batch, least, rng = sampler.target * 8, max(2 * sampler.target, 8 * multiple_of), random.Random(0)
-    for_equal_shares = 32 if num_ranks == 16 else 0  # of first completions: kept free
+    for_equal_shares = 32 if num_ranks == 16 else 0  # of first completions: reserved for equal shares
     for _ in range(15):
         sampler.start_rollout()
         left = int(num_batches * batch)
@@ -654,14 +668,16 @@ def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, opt
         for _ in range(100):
             population_of(sampler).update(4, 8)
         sampler.start_rollout()
-        assert {*nums(sampler.next_requests())} == {8}  # whose rest was lost
+        assert {*nums(sampler.next_requests())} == {8}  # its rest was lost
 
 
 @pytest.mark.parametrize(("is_few", "least", "most"), [("", 8, 10), ("02468", 12, 14), ("0123456789", 16, 18)])
 def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
     """
-    Eight groups are missing, and eight are ahead. Prompts known to be mixed are asked for whole: eight of them. Where
-    half are asked for a few first: eight, and the half of eight. Where all are: both batches. Two more may be dropped.
+    Eight groups are missing, and eight are sampled ahead.
+
+    Prompts that are known to be mixed are requested whole: eight of them. If half of them are only requested in part:
+    eight, and the half of eight. If all are: both batches. Two more may be dropped.
     """
 
     class Knows(PromptMemory):
@@ -733,7 +749,7 @@ def test_another_stream_starts_a_fresh_pass_and_the_same_goes_on(of_a_stream):
     assert list(differs) == ["first_rows"]
     assert other.stream.take(1)[0][1] == {"prompt": "a"}
     assert other.passes == 1
-    _, differs = resumed(of_a_stream)  # no stream any more
+    _, differs = resumed(of_a_stream)  # not a stream any more
     assert list(differs) == ["dataset"]
 
 
@@ -757,7 +773,7 @@ def test_where_data_is_not_skipped_to_its_place_a_fresh_pass_begins_and_all_else
 
 
 def test_a_stream_is_not_read_to_its_place_where_data_is_not_skipped(of_a_stream):
-    rows = iter([{"prompt": text} for text in "ijklmnop"])  # it goes on, and cannot be read twice
+    rows = iter([{"prompt": text} for text in "ijklmnop"])  # it continues, and cannot be read twice
     live = PromptStream(IterableDataset.from_generator(lambda: rows), seed=0)
     sampler = make(4, live, carries=True)
     assert sampler.load_state_dict(of_a_stream, None, ignore_data_skip=True) == ({}, 0)
@@ -824,7 +840,7 @@ def test_a_draw_ahead_counts_on_what_is_carried():
 
 def test_no_group_trains_that_is_older_than_two_rollouts():
     assert len(carrying(4, staleness=2).finish_rollout().train) == 4
-    with pytest.raises(RuntimeError, match=r"3 rollouts old.*2"):
+    with pytest.raises(RuntimeError, match=r"sampled 3 rollouts ago.*at most 2 rollouts"):
         carrying(4, staleness=3).finish_rollout()
 
 
@@ -850,7 +866,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     other.start_rollout()
     assert facts(other.next_requests()) == drawn
     assert other.stream.state_dict() == sampler.stream.state_dict()
-    other.load_state_dict(state, queue, ignore_data_skip=True)  # continues behind them
+    other.load_state_dict(state, queue, ignore_data_skip=True)  # continues after them
     assert other.queue.in_flight == []
 
 
@@ -903,13 +919,13 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
 
 def two_ahead(monkeypatch, **options):
-    """All that is asked for is taken to be accepted."""
+    """All requested groups are predicted to be accepted."""
     monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: max(int(wanted), 0))
     return new(4, carries=True, ahead=2, **options)
 
 
 def play_requests(sampler, reasons, requests=None):
-    """A round of what the sampler requests; returns its prompts."""
+    """Run a round of the sampler's requests. Return its prompts."""
     requests = sampler.next_requests() if requests is None else requests
     if requests:
         decide_all(sampler, requests, reasons[: len(requests)])
@@ -923,7 +939,7 @@ def end_rollout(sampler):
 
 
 def test_groups_train_in_the_order_in_which_they_were_asked_for_two_rollouts_after(monkeypatch):
-    """Four groups a rollout: at its start twelve are in flight, and its update leaves eight."""
+    """Four groups per rollout: at its start twelve are in flight, and its update leaves eight."""
     sampler = two_ahead(monkeypatch)
     for number in range(5):
         sampler.request_ahead()
@@ -950,7 +966,9 @@ def test_where_groups_are_dropped_no_more_is_taken_in_than_is_missing_and_as_man
 
 
 def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatch):
-    """Fourteen are asked for and taken in at once, and all are accepted: four train, and four in the next rollout."""
+    """
+    Fourteen groups are requested and received at once, and all are accepted: four train, and four in the next rollout.
+    """
     sampler = two_ahead(monkeypatch)
     monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: 14)
     sampler.request_ahead()
@@ -1012,7 +1030,9 @@ def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
 
 
 def test_of_what_is_in_flight_a_rollout_takes_in_no_more_than_it_may_sample(monkeypatch):
-    """Batches of four groups, and no more than six groups a rollout: six are in flight, of which four fill none."""
+    """
+    Batches of four groups, and no more than six groups per rollout: six are in flight, of which four fill no batch.
+    """
     sampler = two_ahead(monkeypatch, max_gen_batches=1.5)
     sampler.request_ahead()
     assert len(sampler.queue.in_flight) == 6
@@ -1031,15 +1051,16 @@ def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fi
         sampler.start_rollout(step)
     sampler.rollout.num_carried = len(let_wait(sampler, 4, place=100))  # as if others had filled the batch
     assert sampler.num_missing == 0
-    assert play_requests(sampler, [YES] * 12) == [str(i) for i in range(12)]  # asked in rollout 0, and due in 2
+    assert play_requests(sampler, [YES] * 12) == [str(i) for i in range(12)]  # requested in rollout 0, and due in 2
     assert sampler.next_requests() == []
     batch = sampler.finish_rollout()
     assert numbers(batch.train) == [0, 1, 2, 3]  # the oldest
-    assert numbers(batch.surplus) == [4, 5, 6, 7, 8, 9, 10, 11]  # they would be three rollouts old
+    # they would train three rollouts after they were sampled
+    assert numbers(batch.surplus) == [4, 5, 6, 7, 8, 9, 10, 11]
     assert numbers(batch.carried) == [12, 13, 14, 15]
 
 
-# ---- The limit, several processes and a screen ----
+# ---- The limit, several processes and screening ----
 
 
 @pytest.mark.parametrize("limit", [1.0, 1.15, 1.5])

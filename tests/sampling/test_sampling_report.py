@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a rollout, and said of it, by hand."""
+"""Metrics of a rollout and messages about it, with examples computed by hand."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def new_sampler(num_generations, **options):
 
 
 def sample(sampler, rewards_BF, num_completions, lengths, truncated, sources=None, **metrics):
-    """A round of groups that were never drawn from the stream, of which so many completions come."""
+    """A round of groups that were never drawn from the stream, with these completions."""
     completions, requests = [], []
     for i in range(len(rewards_BF) // num_completions):
         example = {"source": sources[i]} if sources else {}
@@ -52,7 +52,7 @@ def sample_text(sampler, rewards, lengths, truncated, sources, **metrics):
 
 @pytest.fixture
 def sampler():
-    """Two groups of two that agree and are dropped, then a whole one of four that trains; two are needed."""
+    """Two groups of two that agree and are dropped, then a whole one of four that trains. Two groups are needed."""
     sampler = new_sampler(4, policies=[Screen(2)])
     few = {"step_time": 2.0, "completions/min_words": 9.0}
     round_ = sample_text(sampler, "11 00", [3, 4, 5, 6], "0001", ["x", "y"], **few)
@@ -66,7 +66,7 @@ def sampler():
 def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
     log = rollout_log(sampler, sampler.finish_rollout(), ["right"], torch.tensor([2.0]), {"tokens_trained": 30})
     expected = {
-        "reward": 1.0,  # 4 right of 8, of weight 2
+        "reward": 1.0,  # 4 correct of 8, with weight 2
         "rewards/right/mean": 0.5,
         "step_time": (4 * 2.0 + 4 * 5.0) / 8,
         "completions/min_words": 1.0,
@@ -97,7 +97,7 @@ def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
 
 
 def test_groups_whose_totals_differ_by_rounding_alone_have_equal_rewards():
-    """700.1 + 300.2 and 500.15 + 500.15 are 3e-5 apart as TRL holds them, in float32; 700.1 + 300.3 is another sum."""
+    """700.1 + 300.2 and 500.15 + 500.15 differ by 3e-5 in TRL's float32. 700.1 + 300.3 is a different sum."""
     sampler = new_sampler(2)
     rewards_BF = torch.tensor([[700.1, 300.2], [500.15, 500.15], [700.1, 300.2], [700.1, 300.3]])
     metrics = {"frac_reward_zero_std": 0.0}  # by a standard deviation, as in TRL
@@ -117,9 +117,9 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
     said = describe_shortfall(sampler.rollout, 1, num_short=2, num_trained=1)
     assert said.startswith(
         "The batch is not full at the limit of 1 batch of completions, for 2 rollouts in a row: 1 of 3 sampled groups "
-        "were accepted; the batch takes 2 (dropped: all_correct 1, all_wrong 1). This rollout trains on 1 group. "
-        "Raise `dynamic_sampling_max_gen_batches` (1)."
-    )  # no reason dropped most of the groups
+        "were accepted (dropped: all_correct 1, all_wrong 1); the batch has room for 2. This rollout trains on 1 "
+        "group. Raise `dynamic_sampling_max_gen_batches` (1)."
+    )  # no reason applies to most of the dropped groups
     assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith(" Raise `dynamic_sampling_stop_after`.")
     for group in sampler.rollout.dropped:
         group.drop_reason = "all_wrong"
@@ -128,14 +128,16 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
     assert said.endswith(" Or raise `dynamic_sampling_max_gen_batches` (1).")
     for group in sampler.rollout.dropped:
         group.drop_reason = "too long for me"
-    assert advise(sampler.rollout) == ""  # of a reason of a user's own
+    assert advise(sampler.rollout) == ""  # for a reason of the user's own
 
 
 def test_a_checkpoint_without_dynamic_sampling_has_no_place_among_the_prompts():
     resumed = "The weights and the optimizer are resumed"
     assert describe_mismatch("at-2", {"use_dynamic_sampling": (False, True)}, has_rows=False, resumed=resumed) == (
         "at-2 was written with other settings: `use_dynamic_sampling` (False there, True here). The weights and the "
-        "optimizer are resumed; the prompts start a fresh pass."
+        "optimizer are resumed, but the pass over the prompts starts from the beginning."
     )
     assert describe_mismatch("at-2", {"use_dynamic_sampling": (True, False)}, has_rows=False, resumed=resumed) is None
-    assert "rows it holds" in describe_mismatch("at-2", {"beta": (0.0, 0.1)}, has_rows=True, resumed=resumed)
+    assert "its completions of an unfinished rollout" in describe_mismatch(
+        "at-2", {"beta": (0.0, 0.1)}, has_rows=True, resumed=resumed
+    )

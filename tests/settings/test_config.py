@@ -38,7 +38,7 @@ def test_epsilon_alone_is_both_clips_as_in_trl(tiny_model, tmp_path, settings, e
     assert trainer.epsilon_high == epsilon_high
 
 
-def test_what_dapo_does_not_name_keeps_trls_default():
+def test_other_fields_keep_the_defaults_of_trl():
     ours = {field.name: field.default for field in dataclasses.fields(DAPOConfig)}
     changed = {"epsilon_high", "beta", "loss_type", "epsilon"}
     changed |= {"vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"}
@@ -64,7 +64,7 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"max_tokens_generated": 0}, "`max_tokens_generated` must be above 0 and finite, got 0"),
         ({"log_groups": True}, "a whole number of at least 0, got True"),
         ({"temperature": 0}, "`temperature` must be above 0 and finite, got 0"),
-        ({"dynamic_sampling_stop_after": -1}, "must be a whole number of at least 0, got -1. 0 is never."),
+        ({"dynamic_sampling_stop_after": -1}, "must be a whole number of at least 0, got -1. 0 means never."),
         ({"top_entropy_quantile": 1.5}, "at least 0 and at most 1, got 1.5"),
         ({"epsilon": -0.1}, "`epsilon` must be at least 0 and finite, got -0.1"),
         ({"dynamic_sampling_min_accuracy": "a"}, "a finite number, got 'a'"),
@@ -72,25 +72,28 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"num_generations": None}, "at least 2, got None"),
         ({"top_p": 10**400}, "`top_p` must be above 0 and at most 1, got 1000"),  # no float holds it
         # A completion of 32 tokens and a prompt of one.
-        ({**IN_VLLM, "vllm_max_model_length": 32}, r"at least 33, got 32\. It holds .* `max_completion_length` \(32"),
+        (
+            {**IN_VLLM, "vllm_max_model_length": 32},
+            r"at least 33, got 32\. .* `max_completion_length` \(32\) have to fit",
+        ),
         ({"dynamic_sampling_min_accuracy": 0.5, "dynamic_sampling_max_accuracy": 0.5}, "got 0.5 and 0.5"),
         ({"dynamic_sampling_min_accuracy": -0.1}, "got -0.1 and 1.0"),
         ({"dynamic_sampling_max_accuracy": 1.5}, "got 0.0 and 1.5"),
-        # Of 4 completions 1, 2 or 3 are right: none of 0.25, 0.5, 0.75 lies between 0.3 and 0.45.
+        # 1, 2 or 3 of 4 completions are correct. None of 0.25, 0.5 and 0.75 is between 0.3 and 0.45.
         ({"dynamic_sampling_min_accuracy": 0.3, "dynamic_sampling_max_accuracy": 0.45}, "No group of 4 completions"),
         ({"dynamic_sampling_rewards": []}, "is empty"),
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
-        (DPPO, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
-        ({**DPPO, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
-        ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 is all tokens."),
+        (DPPO, "`loss_type='dppo'` is not one of 'grpo', .* 'dapo': rows that only fill .* could change"),
+        ({**DPPO, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}, "is not one of"),
+        ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 means all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
-        ({"max_completion_length": None}, "`max_completion_length=None` has transformers sample 20 tokens.* Set a"),
+        ({"max_completion_length": None}, "With `max_completion_length=None` transformers samples 20 tokens.* Set a"),
         ({"generation_kwargs": {"stop_strings": ["x"]}}, r"`generation_kwargs\['stop_strings'\]=\['x'\]` is not"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
 )
-def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overrides, message):
+def test_the_error_for_a_value_that_is_not_allowed_contains_the_value(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         tiny_config(tmp_path, **overrides)
 
@@ -99,33 +102,33 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
     "overrides",
     [
         {"dynamic_sampling_max_gen_batches": 0},  # no limit
-        {"dynamic_sampling_max_gen_batches": 1},  # of which a screen would take two
+        {"dynamic_sampling_max_gen_batches": 1},  # a screen would need two rounds
         {**IN_VLLM, "vllm_max_model_length": 33},
         {**IN_VLLM, "max_completion_length": None, "vllm_max_model_length": 33},
-        {**IN_VLLM, "vllm_mode": "server", "vllm_max_model_length": 32},  # which has a window of its own
-        {"dynamic_sampling_min_accuracy": 0.25, "dynamic_sampling_max_accuracy": 0.75},  # 2 of 4 lies between
-        {"top_entropy_quantile": 0.0},  # the highest entropy alone
+        {**IN_VLLM, "vllm_mode": "server", "vllm_max_model_length": 32},  # a server has its own window
+        {"dynamic_sampling_min_accuracy": 0.25, "dynamic_sampling_max_accuracy": 0.75},  # 2 of 4 is between them
+        {"top_entropy_quantile": 0.0},  # only the highest entropy
         {"max_tokens_generated": 1e9},
         {"top_p": None, "repetition_penalty": None, "num_generations_eval": 0},  # as TRL takes them
         {"epsilon": 0.0},
         {"scale_rewards": False},
-        # A loss that only a later TRL knows, where no row can be filler.
+        # A loss that only a later TRL knows, with settings for which no row only fills the batch.
         {**DPPO, "dynamic_sampling_on_exhausted": "error"},
         {**DPPO, "dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 0},
         {**DPPO, "use_dynamic_sampling": False},
     ],
     ids=str,
 )
-def test_a_value_that_can_be_honoured_is_accepted(tmp_path, overrides):
+def test_an_allowed_value_is_accepted(tmp_path, overrides):
     assert tiny_config(tmp_path, **overrides).loss_type == overrides.get("loss_type", "dapo")
 
 
-def test_the_rule_book_knows_the_losses_of_the_objective():
+def test_the_rules_know_the_losses_of_the_objective():
     assert tuple(LOSS_MEANS) == KNOWN_LOSSES
 
 
 @pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])
-def test_overlong_filtering_and_trls_name_for_it_are_one_setting_in_a_config_made_anew_too(tmp_path, name):
+def test_overlong_filtering_and_mask_truncated_completions_are_the_same_setting(tmp_path, name):
     assert tiny_config(tmp_path, **{name: True}).mask_truncated_completions is True
     assert tiny_config(tmp_path, overlong_filtering=False).mask_truncated_completions is False
     on = dataclasses.replace(tiny_config(tmp_path), **{name: True})
@@ -133,7 +136,7 @@ def test_overlong_filtering_and_trls_name_for_it_are_one_setting_in_a_config_mad
     assert dataclasses.replace(on, mask_truncated_completions=False).mask_truncated_completions is False
 
 
-# 16 completions a prompt, micro-batches of 8 rows a process.
+# 16 completions per prompt, micro-batches of 8 rows per process.
 PAPER = {"num_generations": 16, "per_device_train_batch_size": 8}
 
 
@@ -151,10 +154,13 @@ def sized(tmp_path, launched_on):
 @pytest.mark.parametrize(
     ("num_processes", "accumulation", "microbatches"),
     # A step of 32 prompts is 32 x 16 = 512 rows, a rollout of 512 prompts 8,192.
-    # 64 x 8 rows = 512: 1 micro-batch a step, 16 a rollout. 8 x 8 = 64: 512 / 64 = 8, and 128. 8: 64, and 1,024.
+    # 64 processes: 64 x 8 = 512 rows, so 1 micro-batch per step and 16 per rollout. 8 processes: 8 x 8 = 64 rows, so
+    # 512 / 64 = 8 and 128. 1 process: 8 rows, so 64 and 1,024.
     [(64, 1, 16), (8, 8, 128), (1, 64, 1024)],
 )
-def test_sizes_in_prompts_are_the_papers_on_any_number_of_processes(sized, num_processes, accumulation, microbatches):
+def test_sizes_in_prompts_give_the_papers_batches_on_any_number_of_processes(
+    sized, num_processes, accumulation, microbatches
+):
     args = sized(num_processes, prompts_per_rollout=512, prompts_per_step=32)
     assert (args.gradient_accumulation_steps, args.steps_per_generation) == (accumulation, microbatches)
     assert args.generation_batch_size == 8192
@@ -165,14 +171,14 @@ def test_sizes_in_prompts_are_the_papers_on_any_number_of_processes(sized, num_p
 
 
 @pytest.mark.parametrize("name", ["prompts_per_rollout", "prompts_per_step"])
-def test_one_size_in_prompts_alone_makes_one_optimizer_step_a_rollout(sized, name):
+def test_with_only_one_size_in_prompts_a_rollout_has_one_optimizer_step(sized, name):
     args = sized(4, **{name: 32})
     # 32 x 16 = 512 rows in micro-batches of 4 x 8 = 32.
     assert (args.gradient_accumulation_steps, args.steps_per_generation) == (16, 16)
     assert args.batch_arithmetic.endswith("16 micro-batches; 1 optimizer step of 32 prompts")
 
 
-def test_the_arithmetic_of_sizes_in_micro_batches_is_told_too(sized):
+def test_the_batch_arithmetic_also_describes_sizes_in_micro_batches(sized):
     args = sized(2, gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=3)
     # 2 x 8 x 8 = 128 rows; 8 / 4 = 2 steps of 2 x 8 x 4 = 64 rows, three times.
     assert args.batch_arithmetic.endswith("= 2 processes x 8 rows x 8 micro-batches; 6 optimizer steps of 4 prompts")
@@ -182,18 +188,26 @@ def test_the_arithmetic_of_sizes_in_micro_batches_is_told_too(sized):
     ("num_processes", "overrides", "message"),
     [
         (1, {"prompts_per_step": 0}, "`prompts_per_step` must be a whole number of at least 1, got 0"),
-        (1, {"prompts_per_rollout": 500, "prompts_per_step": 32}, "Nearest `prompts_per_rollout`: 480 or 512"),
-        # 32 x 16 = 512 rows; 24 x 8 = 192 rows; 192 rows are 12 whole prompts. 512 / 24 is not whole either.
-        (24, {"prompts_per_step": 32}, r"512 rows .* by 24 processes .* = 192 rows .*`prompts_per_step`: 24 or 36\.$"),
-        # 8 x 16 = 128 rows; 32 x 8 = 256 rows = 16 prompts. Of 128 / 32 = 4 rows each, all 4 fit.
-        (32, {"prompts_per_rollout": 8}, "Nearest `prompts_per_rollout`: 16. Or `per_device_train_batch_size`: 4"),
+        (
+            1,
+            {"prompts_per_rollout": 500, "prompts_per_step": 32},
+            "nearest values of `prompts_per_rollout` that are: 480 or 512",
+        ),
+        # 32 x 16 = 512 rows. 24 x 8 = 192 rows, which are 12 whole prompts. 512 / 24 is not a whole number either.
+        (
+            24,
+            {"prompts_per_step": 32},
+            r"512 rows .* of 24 processes .* = 192 rows.*_per_step` that fits: 24 or 36\.$",
+        ),
+        # 8 x 16 = 128 rows. 32 x 8 = 256 rows = 16 prompts. With 128 / 32 = 4 rows per process it fits.
+        (32, {"prompts_per_rollout": 8}, "that fits: 16. Or set `per_device_train_batch_size=4`."),
         # 64 micro-batches of 8 rows each on one process.
-        (1, {"prompts_per_step": 32, "gradient_accumulation_steps": 8}, "=8` contradicts .* make it 64"),
-        (1, {"prompts_per_step": 32, "steps_per_generation": 1}, "=1` contradicts .* make it 64"),
-        (1, {"prompts_per_step": 32, "generation_batch_size": 256}, "=256` contradicts .* make it 512"),
+        (1, {"prompts_per_step": 32, "gradient_accumulation_steps": 8}, "=8` contradicts .* which 64 follows"),
+        (1, {"prompts_per_step": 32, "steps_per_generation": 1}, "=1` contradicts .* which 64 follows"),
+        (1, {"prompts_per_step": 32, "generation_batch_size": 256}, "=256` contradicts .* which 512 follows"),
     ],
 )
-def test_sizes_in_prompts_that_do_not_work_out_are_refused_with_the_arithmetic(
+def test_the_error_for_sizes_in_prompts_that_do_not_fit_contains_the_arithmetic(
     sized, num_processes, overrides, message
 ):
     with pytest.raises(ValueError, match=message):
@@ -206,38 +220,42 @@ ROWS = "per_device_train_batch_size"
 @pytest.mark.parametrize(
     ("num_processes", "overrides", "message"),
     [
-        # 16 rows: of 1, 2, 4, 8, 16 the next to 7 are 4 and 8; 14 and 21 rows are 2 and 3 groups of 7.
-        (1, {"num_generations": 7, ROWS: 16}, rf"^`num_generations=7` .* 1 process x `{ROWS}=16` x 1 micro-batch = 1"),
-        (1, {"num_generations": 7, ROWS: 16}, rf" 16 rows\. .*generations`: 4 or 8\. Or `{ROWS}`: 14 or 21\.$"),
-        # 2 x 5 x 3 = 30 rows; 6 more rows for each further row of a process: 8 of them are 3 groups of 16.
-        (2, {ROWS: 5, "gradient_accumulation_steps": 3}, r"x 3 micro-batches = 30 rows\. .*: 15 or 30\. Or .*: 8\.$"),
-        (1, {ROWS: 1}, rf"= 1 row\. Nearest `{ROWS}`: 16\.$"),
-        # Whole groups of 6 and micro-batches of 8 rows: 24 rows.
-        (1, {"num_generations": 6, "generation_batch_size": 40}, "5 or 8. Or `generation_batch_size`: 24 or 48"),
+        # The divisors of 16 rows nearest to 7 are 4 and 8. 14 and 21 rows are 2 and 3 groups of 7.
+        (1, {"num_generations": 7, ROWS: 16}, rf"^A rollout of 1 process x `{ROWS}=16` x 1 micro-batch = 16 rows"),
+        (1, {"num_generations": 7, ROWS: 16}, rf"=7` .*: 4 or 8\. Nearest `{ROWS}` that fits: 14 or 21\.$"),
+        # 2 x 5 x 3 = 30 rows. With 8 rows per process there are 48 rows, which are 3 groups of 16.
+        (2, {ROWS: 5, "gradient_accumulation_steps": 3}, r"x 3 micro-batches = 30 rows .*: 15 or 30\. Near.*: 8\.$"),
+        (1, {ROWS: 1}, rf"= 1 row .*Nearest `{ROWS}` that fits: 16\.$"),
+        # Whole groups of 6 and micro-batches of 8 rows fit into 24 rows.
+        (1, {"num_generations": 6, "generation_batch_size": 40}, "5 or 8. Nearest `gen.*_size` that fits: 24 or 48"),
     ],
 )
-def test_a_rollout_that_tears_a_group_is_refused_with_the_nearest_sizes(sized, num_processes, overrides, message):
+def test_the_error_for_a_rollout_with_incomplete_groups_names_the_nearest_sizes(
+    sized, num_processes, overrides, message
+):
     with pytest.raises(ValueError, match=message):
         sized(num_processes, **overrides)
 
 
-def test_a_config_made_anew_from_its_fields_keeps_its_sizes_in_prompts(sized):
+def test_a_config_from_the_fields_of_another_keeps_its_sizes_in_prompts(sized):
     args = sized(8, prompts_per_rollout=512, prompts_per_step=32)
     for again in (DAPOConfig(**args.to_dict()), dataclasses.replace(args, learning_rate=1e-5)):
         assert (again.prompts_per_rollout, again.prompts_per_step) == (512, 32)
         assert (again.gradient_accumulation_steps, again.steps_per_generation) == (8, 128)
 
 
-def test_a_left_over_world_size_is_refused_rather_than_believed(tmp_path, monkeypatch, launched_on):
+def test_a_world_size_of_another_launch_is_refused(tmp_path, monkeypatch, launched_on):
     launched_on(1)
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match=r"for 4 processes \(WORLD_SIZE\), but this launch has 1\. Without a GPU"):
         tiny_config(tmp_path, prompts_per_step=8, gradient_accumulation_steps=1)
-    tiny_config(tmp_path)  # nothing hangs on it
+    tiny_config(tmp_path)  # without sizes in prompts it does not matter
 
 
 @pytest.mark.parametrize("world_size", ["", "0", " ", "many"])
-def test_a_world_size_that_is_no_number_of_processes_is_one_process(tmp_path, monkeypatch, launched_on, world_size):
+def test_a_world_size_that_is_not_a_number_of_processes_means_one_process(
+    tmp_path, monkeypatch, launched_on, world_size
+):
     launched_on(1)
     monkeypatch.setenv("WORLD_SIZE", world_size)
     # 8 prompts x 4 completions are 32 rows: 8 micro-batches of 4 rows on one process.
@@ -252,28 +270,28 @@ SIZES = ("gradient_accumulation_steps", "steps_per_generation", "generation_batc
 
 @pytest.mark.parametrize(
     ("stated", "changed", "sizes"),
-    # One process, and 16 completions a prompt. What was not stated is worked out anew, with the size of a micro-batch.
+    # One process, and 16 completions per prompt. Sizes that were not set are computed again.
     [
-        # Nothing was stated: one micro-batch a step and a rollout.
+        # No size was set: one micro-batch per step and per rollout.
         ({}, {"per_device_train_batch_size": 16}, (1, 1, 16)),
         # A rollout has the micro-batches of one optimizer step: 4 of 32 rows are 128 rows.
         ({"gradient_accumulation_steps": 4}, {"per_device_train_batch_size": 32}, (4, 4, 128)),
         ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 8}, (8, 8, 128)),
-        # 2 micro-batches were stated, and stay: 2 of 32 rows are 64 rows.
+        # 2 micro-batches were set and do not change: 2 of 32 rows are 64 rows.
         ({"steps_per_generation": 2}, {"per_device_train_batch_size": 32}, (1, 2, 64)),
         ({"steps_per_generation": 2}, {"steps_per_generation": 3}, (1, 3, 48)),
         ({"gradient_accumulation_steps": 4}, {"steps_per_generation": 2}, (4, 2, 32)),
-        # 64 rows were stated, and stay: 64 / 32 are 2 micro-batches.
+        # 64 rows were set and do not change: 64 / 32 are 2 micro-batches.
         ({"generation_batch_size": 64}, {"per_device_train_batch_size": 32}, (1, 2, 64)),
         ({"generation_batch_size": 64}, {"generation_batch_size": 32}, (1, 2, 32)),
         ({"gradient_accumulation_steps": 4}, {"generation_batch_size": 32}, (4, 2, 32)),
-        # The same number as was worked out, 4 x 16 = 64, but now it is stated: 64 / 32 are 2 micro-batches.
+        # The number that was computed, 4 x 16 = 64, is now set: 64 / 32 are 2 micro-batches.
         (
             {"gradient_accumulation_steps": 4},
             {"per_device_train_batch_size": 32, "generation_batch_size": 64},
             (4, 2, 64),
         ),
-        # Both were stated, and agree: the micro-batches stay.
+        # Both were set and agree: the micro-batches do not change.
         ({"steps_per_generation": 2, "generation_batch_size": 32}, {"per_device_train_batch_size": 32}, (1, 2, 64)),
         # 8 prompts x 16 are 128 rows: 4 micro-batches of 32.
         ({"prompts_per_step": 8}, {"per_device_train_batch_size": 32}, (4, 4, 128)),
@@ -290,7 +308,7 @@ SIZES = ("gradient_accumulation_steps", "steps_per_generation", "generation_batc
     ],
     ids=str,
 )
-def test_sizes_that_were_worked_out_follow_the_field_that_changes(sized, stated, changed, sizes):
+def test_computed_sizes_are_computed_again_if_a_field_changes(sized, stated, changed, sizes):
     args = sized(1, **{"per_device_train_batch_size": 16, **stated})
     for one in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), dataclasses.replace(args, seed=1)):
         again = dataclasses.replace(one, **changed)
@@ -305,42 +323,42 @@ def test_sizes_that_were_worked_out_follow_the_field_that_changes(sized, stated,
         (
             {"steps_per_generation": 4},
             {"generation_batch_size": 64},
-            "^`generation_batch_size=64` contradicts `steps_per_generation=4`, which makes it 32 rows with 1 process "
+            "^`generation_batch_size=64` contradicts `steps_per_generation=4`, which gives 32 rows with 1 process "
             "x `per_device_train_batch_size=8`. Leave one of them out.$",
         ),
-        # 64 rows are no multiple of 24. The nearest multiples are 48 and 72.
+        # 64 rows are not a multiple of 24. The nearest multiples are 48 and 72.
         (
             {"generation_batch_size": 64},
             {"per_device_train_batch_size": 24},
-            "^`generation_batch_size=64` does not divide into micro-batches of 1 process x "
-            "`per_device_train_batch_size=24` = 24 rows. Nearest `generation_batch_size`: 48 or 72.$",
+            "^`generation_batch_size=64` cannot be divided into micro-batches of 1 process x "
+            "`per_device_train_batch_size=24` = 24 rows. Nearest `generation_batch_size` that can: 48 or 72.$",
         ),
         # 8 prompts x 16 are 128 rows: 16 micro-batches of 8, and 8 of 16.
         (
             {"prompts_per_step": 8, "gradient_accumulation_steps": 16},
             {"per_device_train_batch_size": 16},
-            "^`gradient_accumulation_steps=16` contradicts .* which make it 8 with .* Leave it out,",
+            "^`gradient_accumulation_steps=16` contradicts .* which 8 follows with .* Leave out `grad",
         ),
         (
             {"prompts_per_step": 8},
             {"steps_per_generation": 4},
-            "^`steps_per_generation=4` contradicts .* make it 16 wi",
+            "^`steps_per_generation=4` contradicts .* which 16 follows wi",
         ),
         # 4 prompts x 16 are 64 rows.
         (
             {"prompts_per_step": 8, "generation_batch_size": 128},
             {"prompts_per_step": 4},
-            "^`generation_batch_size=128` contradicts .* make it 64",
+            "^`generation_batch_size=128` contradicts .* which 64 follows",
         ),
     ],
 )
-def test_a_stated_size_that_contradicts_the_change_is_refused_once(sized, stated, changed, message):
+def test_a_size_that_was_set_and_contradicts_a_change_is_refused(sized, stated, changed, message):
     args = sized(1, **stated)
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(args, **changed)
 
 
-# ---- What a command line states as text ----
+# ---- Settings as text on a command line ----
 
 
 @pytest.mark.parametrize(
@@ -357,7 +375,7 @@ def test_a_stated_size_that_contradicts_the_change_is_refused_once(sized, stated
         ("batch", "batch"),
     ],
 )
-def test_whether_rewards_are_scaled_may_be_said_in_a_commands_words(tmp_path, text, value):
+def test_scale_rewards_can_be_given_as_text(tmp_path, text, value):
     assert tiny_config(tmp_path, scale_rewards=text).scale_rewards == value
 
 
@@ -366,23 +384,23 @@ MAPPINGS = [name for name in DAPOConfig.__dataclass_fields__ if name.endswith("_
 OR_FILES = ["accelerator_config", "fsdp_config", "deepspeed"]
 
 
-def test_every_field_of_which_transformers_reads_json_is_known_here():
+def test_every_field_that_transformers_reads_as_json_is_listed_here():
     assert {*MAPPINGS, *OR_FILES} == {*DAPOConfig._VALID_DICT_FIELDS}
 
 
 @pytest.mark.parametrize("name", [*MAPPINGS, *OR_FILES])
-def test_a_field_that_is_no_json_is_named(tmp_path, name):
+def test_the_error_for_invalid_json_names_the_field(tmp_path, name):
     with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got '{{a: 1}}', which is not JSON \(Expec"):
         tiny_config(tmp_path, **{name: "{a: 1}"})
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
-def test_a_field_that_is_text_and_no_mapping_is_named(tmp_path, name):
+def test_the_error_for_text_instead_of_a_mapping_names_the_field(tmp_path, name):
     with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got 'bfloat16', which is not JSON \(Expec"):
         tiny_config(tmp_path, **{name: "bfloat16"})
 
 
-def test_a_mapping_in_json_is_read_and_held_against_the_rules(tmp_path):
+def test_a_mapping_in_json_is_read_and_checked_by_the_rules(tmp_path):
     assert tiny_config(tmp_path, model_init_kwargs='{"dtype": "float32"}').model_init_kwargs == {"dtype": "float32"}
     with pytest.raises(ValueError, match=r"^`generation_kwargs\['seed'\]=1` is not supported"):
         tiny_config(tmp_path, generation_kwargs='{"seed": 1}')

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A field is described once, in its class's docstring: the command line and the docs read it there."""
+"""Each field is described only in the docstring of its class, from which the command line and the docs are made."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from trl_dapo.settings.help import Entry, help_from_docstring, read_fields
 
 
 DOC = """
-    What a walk needs.
+    Things that a walk needs.
 
     Args:
         > Shoes
@@ -35,22 +35,22 @@ DOC = """
     """
 
 
-def test_a_docstrings_fields_are_read_with_their_headings_defaults_and_references_as_names():
+def test_fields_are_read_from_a_docstring_with_headings_defaults_and_references():
     assert read_fields(DOC) == {
         "boots": Entry("Shoes", "True", "Whether to wear boots. See `GRPOConfig` and `Socks`."),
         "laces": Entry("Shoes", None, "Their colours."),
         "bread": Entry("Food", None, "In kg."),
     }
     assert read_fields("One line.") == {}
-    with pytest.raises(ValueError, match=r"nor its text: 'laces \(list\):'\."):
+    with pytest.raises(ValueError, match=r"has a line 'laces \(list\):', which is neither a field nor"):
         read_fields(DOC.replace("laces (`list[str]` or `str`):", "laces (list):"))
 
 
 @pytest.mark.parametrize(
     ("doc", "fields", "message"),
     [
-        ("\nArgs:\n    pace (`float`):\n        In km/h.", ["pace", "way"], "does not describe its field 'way'"),
-        ("\nArgs:\n    pace (`float`):\n", ["pace"], "does not describe its field 'pace'"),
+        ("\nArgs:\n    pace (`float`):\n        In km/h.", ["pace", "way"], "does not describe the field 'way'"),
+        ("\nArgs:\n    pace (`float`):\n", ["pace"], "does not describe the field 'pace'"),
         ("\nArgs:\n    pase (`float`):\n        In km/h.", ["pace"], "describes 'pase', which is not a field"),
     ],
 )
@@ -64,8 +64,8 @@ def test_every_field_that_the_command_line_takes_shows_its_entry_and_its_default
     entries = read_fields(cls.__doc__)
     own = [each for each in dataclasses.fields(cls) if each.name in cls.__annotations__]
     assert len(own) >= 12
-    helps = {each.name: each.metadata["help"].replace("%%", "%") for each in own}  # as argparse prints them
-    assert helps == {each.name: entries[each.name].text for each in own}
+    texts = {each.name: entries[each.name].text.replace("%", "%%") for each in own}  # argparse formats help with `%`
+    assert {each.name: each.metadata["help"] for each in own} == texts
     for each in own:
         default = each.default_factory() if each.default is dataclasses.MISSING else each.default
         stated = entries[each.name].default

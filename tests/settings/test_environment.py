@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a launcher, and what shells and schedulers leave of them."""
+"""Environment variables of a launcher, also empty ones that shells and job schedulers leave behind."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from trl_dapo.settings.environment import is_set, num_processes_of
         (" 8\n", 8, True),
     ],
 )
-def test_what_states_no_number_of_processes_states_one(monkeypatch, value, num, has_a_value):
+def test_a_variable_without_a_number_of_processes_means_one_process(monkeypatch, value, num, has_a_value):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if value is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
@@ -33,6 +33,6 @@ def test_what_states_no_number_of_processes_states_one(monkeypatch, value, num, 
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_the_rewards_are_imported_whatever_a_scheduler_left_behind(monkeypatch, value):
+def test_rewards_can_be_imported_with_an_invalid_number_of_processes(monkeypatch, value):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
     subprocess.run([sys.executable, "-c", "import trl_dapo.rewards"], check=True, timeout=200)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rule book on plain values: no torch, no TRL; secrets. That a config asks it is held by `test_config.py`."""
+"""The rules and the removal of secrets, without torch and TRL. `test_config.py` tests that a config uses the rules."""
 
 import re
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from trl_dapo.settings.secrets import LEFT_OUT, without_secrets
 
 pytestmark = pytest.mark.fast
 
-DEFAULTS = declared_fields()  # of a config, read without importing it
+DEFAULTS = declared_fields()  # the defaults of a config, without importing it
 FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1}
 FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
 FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
@@ -34,7 +34,7 @@ def test_the_defaults_break_no_rule():
     check_rules(settings(), **FACTS)
 
 
-def test_what_leaves_the_policys_distribution_as_it_is_may_be_sampled_ahead():
+def test_settings_that_keep_the_policys_distribution_are_allowed_with_rollouts_ahead():
     plain = {
         "top_k": -1,
         "min_p": 0.0,
@@ -49,22 +49,24 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_of_what_must_not_be_set_a_value_that_changes_nothing_is_taken_where_the_engine_knows_the_name(name):
+def test_a_generation_kwarg_with_a_harmless_value_is_accepted_if_the_engine_knows_it(name):
     given = {"generation_kwargs": {name: HARMLESS[name]}}
     assert why_refused(settings(**given)) is None
     in_process = why_refused(settings(**given, use_vllm=True, vllm_mode="colocate"))
     assert in_process is None if name == "n" else f"`generation_kwargs['{name}']=" in in_process
-    assert f"`generation_kwargs['{name}']=" in why_refused(settings(**given, **SERVER))  # it is asked for several
+    assert f"`generation_kwargs['{name}']=" in why_refused(
+        settings(**given, **SERVER)
+    )  # a request is for several completions
     by_another = why_refused(settings(generation_kwargs={name: 2}, use_transformers_continuous_batching=True))
     assert f"`generation_kwargs['{name}']=" in by_another
 
 
-def test_beams_are_taken_where_transformers_samples_them():
+def test_beams_are_accepted_if_transformers_samples_them():
     assert why_refused(settings(generation_kwargs={"do_sample": True, "num_beams": 2})) is None
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_vllm_stops_at_texts_and_needs_no_longest_completion(mode):
+def test_vllm_stops_at_texts_and_does_not_need_max_completion_length(mode):
     given = {"use_vllm": True, "vllm_mode": mode, "max_completion_length": None}
     assert why_refused(settings(**given, generation_kwargs={"stop": ["x"], "stop_token_ids": [5]})) is None
 
@@ -76,25 +78,25 @@ def test_vllm_stops_at_texts_and_needs_no_longest_completion(mode):
         *(("stop_token_ids", value) for value in (5, ["5"], [-1], [True], "5")),
     ],
 )
-def test_what_vllm_cannot_stop_at_is_refused(name, value):
+def test_stops_that_vllm_cannot_use_are_refused(name, value):
     given = settings(use_vllm=True, vllm_mode="colocate", generation_kwargs={name: value})
     assert f"`generation_kwargs['{name}']={value!r}` is not supported. Give " in why_refused(given)
 
 
 @pytest.mark.parametrize("value", ["5", -1, [5, "5"], [5, -1], True])
-def test_what_transformers_cannot_stop_at_is_refused(value):
+def test_stops_that_transformers_cannot_use_are_refused(value):
     said = f"`generation_kwargs['eos_token_id']={value!r}` is not supported. Give a token id, or a list of them"
     assert said in why_refused(settings(generation_kwargs={"eos_token_id": value}))
 
 
-def test_vllm_looks_for_stops_in_text_which_it_must_have():
+def test_vllm_needs_detokenization_for_stop_texts():
     given = {"use_vllm": True, "vllm_mode": "colocate"}
     said = why_refused(settings(**given, generation_kwargs={"stop": "x", "detokenize": False}))
     assert "`generation_kwargs['detokenize']=False` contradicts `generation_kwargs['stop']`" in said
     assert why_refused(settings(**given, generation_kwargs={"stop_token_ids": [5], "detokenize": False})) is None
 
 
-def test_no_stop_is_no_mistake():
+def test_empty_stops_are_accepted():
     assert why_refused(settings(generation_kwargs={"stop_strings": None, "stop": [], "stop_token_ids": None})) is None
 
 
@@ -104,7 +106,7 @@ def test_no_stop_is_no_mistake():
         (4, ["exact", "soft_overlong_punishment"], None, True),
         (4, ["soft_overlong_punishment_reward"], None, True),
         (4, ["exact", "soft_overlong_punishment"], [1.0, -0.5], True),
-        (4, ["exact", "soft_overlong_punishment"], [1.0, 0.0], False),  # logged, not counted
+        (4, ["exact", "soft_overlong_punishment"], [1.0, 0.0], False),  # only logged
         (4, ["exact", "overlong"], None, False),
         (None, ["exact", "soft_overlong_punishment"], None, False),
     ],
@@ -115,7 +117,7 @@ def test_overlong_completions_are_not_punished_twice(buffer, names, weights, is_
     if is_refused:
         assert said.startswith("`overlong_buffer_length=4` punishes overlong completions, and so does the reward ")
         assert repr(names[-1]) in said
-        assert said.endswith("Leave out one of them.")
+        assert said.endswith("Leave out one of the two.")
 
 
 OFF = {"use_dynamic_sampling": False}
@@ -125,18 +127,18 @@ NOT_A_STOP = "is not supported. vLLM calls it `stop`"
 MASK = {"dynamic_sampling_mode": "mask"}
 SCREEN, BUDGET = {"dynamic_sampling_screen": "auto"}, {"max_tokens_per_microbatch": 64}
 IN_MODE_MASK = "has no effect with `dynamic_sampling_mode='mask'`, which samples"
-STEPS = "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step"
+STEPS = "`optim='galore_adamw_layerwise'` changes the weights during every backward pass. Each micro-batch would be a"
 SETTINGS = [
-    ({**OFF, "max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` is counted by dynamic sampling, whic"),
-    ({**OFF, "log_groups": 0}, "`log_groups=0` has no effect with `use_dynamic_sampling=False`, which keeps no led"),
+    ({**OFF, "max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` has no effect with `use_dynamic_samp"),
+    ({**OFF, "log_groups": 0}, "`log_groups=0` has no effect with `use_dynamic_sampling=False`, which writes no led"),
     ({**MASK, "dynamic_sampling_on_exhausted": "error"}, f"`dynamic_sampling_on_exhausted='error'` {IN_MODE_MASK}"),
     ({**MASK, **CARRY}, f"`dynamic_sampling_surplus='carry'` {IN_MODE_MASK}"),
     ({**MASK, "dynamic_sampling_max_round_size": 2}, f"`dynamic_sampling_max_round_size=2` {IN_MODE_MASK}"),
     ({**MASK, "dynamic_sampling_max_gen_batches": 3}, f"`dynamic_sampling_max_gen_batches=3` {IN_MODE_MASK}"),
-    ({**SCREEN, "num_generations": 2}, "`dynamic_sampling_screen='auto'` has no effect with `num_generations=2`: a "),
+    ({**SCREEN, "num_generations": 2}, "`dynamic_sampling_screen='auto'` has no effect with `num_generations=2`: at"),
     (
         {"batch_multiplier": 3.0, "dynamic_sampling_max_gen_batches": 2.0},
-        "`batch_multiplier=3` samples that many batches in each round, but `dynamic_sampling_max_gen_batches=2` a",
+        "With `batch_multiplier=3` each round samples that many batches, but `dynamic_sampling_max_gen_batches=2` a",
     ),
     ({"dynamic_sampling_mode": "paper", "dynamic_sampling_memory": True}, "`dynamic_sampling_memory=True` contradict"),
     ({**MASK, "batch_multiplier": 3.0}, f"`batch_multiplier=3.0` {IN_MODE_MASK}"),
@@ -144,11 +146,11 @@ SETTINGS = [
     ({**CARRY, "dynamic_sampling_mode": "replace"}, "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampli"),
     ({**CARRY, "loss_type": "grpo"}, "`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got 'grpo': TRL's"),
     ({"vllm_request_timeout": 60.0}, "`vllm_request_timeout=60.0` has no effect without a vLLM server. Leave it out,"),
-    ({"rollouts_ahead": 1}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got transformers generation"),
+    ({"rollouts_ahead": 1}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got generation with transf"),
     ({**AHEAD, "vllm_mode": "colocate"}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got `vllm_mode="),
     ({**AHEAD, **OFF}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: "),
     ({**AHEAD, "dynamic_sampling_surplus": "discard"}, "`rollouts_ahead=1` needs `dynamic_sampling_surplus='carry'`"),
-    ({**AHEAD, "top_k": 20}, "`rollouts_ahead=1` contradicts `top_k=20`: what is sampled ahead trains with the s"),
+    ({**AHEAD, "top_k": 20}, "`rollouts_ahead=1` contradicts `top_k=20`: completions that are sampled ahead are "),
     ({**AHEAD, "min_p": 0.1}, "`rollouts_ahead=1` contradicts `min_p=0.1`"),
     ({**AHEAD, "repetition_penalty": 1.05}, "`rollouts_ahead=1` contradicts `repetition_penalty=1.05`"),
     ({**AHEAD, "vllm_structured_outputs_regex": "a+"}, "`rollouts_ahead=1` contradicts `vllm_structured_outputs_re"),
@@ -159,8 +161,8 @@ SETTINGS = [
     ({"generation_kwargs": {"logprobs": 3}}, "`generation_kwargs['logprobs']=3` is not supported. Leave it out: thos"),
     ({"generation_kwargs": {"temperature": 2}}, "`generation_kwargs['temperature']=2` is not supported. Set `tempera"),
     ({"overlong_buffer_length": 4, "max_completion_length": None}, "`overlong_buffer_length=4` needs a `max_completi"),
-    ({"max_completion_length": None}, "`max_completion_length=None` has transformers sample 20 tokens, its own defau"),
-    ({**CONTINUOUS, "max_completion_length": None}, "`max_completion_length=None` sets no limit with continuous bat"),
+    ({"max_completion_length": None}, "With `max_completion_length=None` transformers samples 20 tokens, its own def"),
+    ({**CONTINUOUS, "max_completion_length": None}, "`max_completion_length=None` means no limit with continuous ba"),
     (
         {"use_vllm": True, "loss_type": "dr_grpo", "max_completion_length": None},
         "`loss_type='dr_grpo'` divides by `max_completion_length`, which is `None`. Set a number",
@@ -172,20 +174,20 @@ SETTINGS = [
         {**SERVER, "generation_kwargs": {"eos_token_id": [5]}},
         "`generation_kwargs['eos_token_id']=[5]` is not support",
     ),
-    ({"generation_kwargs": {"stop": ["x"]}}, "`generation_kwargs['stop']=['x']` is not supported. It is vLLM's, and"),
-    ({"generation_kwargs": {"stop_token_ids": [5]}}, "`generation_kwargs['stop_token_ids']=[5]` is not supported. I"),
+    ({"generation_kwargs": {"stop": ["x"]}}, "`generation_kwargs['stop']=['x']` is not supported. vLLM knows it, bu"),
+    ({"generation_kwargs": {"stop_token_ids": [5]}}, "`generation_kwargs['stop_token_ids']=[5]` is not supported. v"),
     ({**BUDGET, "loss_type": "grpo"}, "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`"),
     ({**BUDGET, "top_entropy_quantile": 0.5}, "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0"),
     ({"optim": "galore_adamw_layerwise"}, STEPS),
-    ({"optim": "adalomo"}, "`optim='adalomo'` steps inside every backward pass"),
+    ({"optim": "adalomo"}, "`optim='adalomo'` changes the weights during every backward pass"),
     ({"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` has no effect without vLLM. Set `use_vllm=True`."),
-    ({"reward_scaling": [0, 1]}, "`reward_scaling` takes four numbers, source minimum, source maximum, target minimu"),
-    ({"reward_scaling": [1, 1, 0, 1]}, "The source range of `reward_scaling` must begin below its end and both be fi"),
+    ({"reward_scaling": [0, 1]}, "`reward_scaling` must be four numbers (source minimum, source maximum, target mini"),
+    ({"reward_scaling": [1, 1, 0, 1]}, "The source minimum of `reward_scaling` must be less than the source maximum,"),
 ]
 
 
 @pytest.mark.parametrize(("changed", "said"), SETTINGS, ids=str)
-def test_settings_that_contradict_each_other_are_refused_with_the_value_first(changed, said):
+def test_the_error_for_contradicting_settings_begins_with_the_value(changed, said):
     assert why_refused(settings(**changed)).startswith(said)
     with pytest.raises(ValueError, match=r"\.$"):
         check_rules(settings(**changed))
@@ -203,15 +205,15 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
 @pytest.mark.parametrize(
     ("changed", "facts", "message"),  # with `...` for the words between
     [
-        ({"batch_multiplier": 0.1}, ROUNDS_OF_4, "`batch_multiplier=0.1` ... batch of 4. Raise it to at least 0.25."),
-        ({"batch_multiplier": 2.0}, ROUNDS_OF_4, "`batch_multiplier=2.0` asks for rounds of 8 ... 4 prompts. Lower"),
+        ({"batch_multiplier": 0.1}, ROUNDS_OF_4, "`batch_multiplier=0.1` ... batch has 4. Raise it to at least 0.25."),
+        ({"batch_multiplier": 2.0}, ROUNDS_OF_4, "`batch_multiplier=2.0` asks for rounds of 8 ... 4 prompts (the"),
         (BUDGET, IMAGES, "`max_tokens_per_microbatch=64` does not support models with images, ... Leave it out, and"),
         (
             {"use_vllm": True, "max_completion_length": None},
             {"has_tools": True},
-            "`max_completion_length=None` does not support tools, ... Set a number",
+            "`max_completion_length=None` is not supported with tools, ... Set a number",
         ),
-        (BUDGET, TWO_A_ROW, "`max_tokens_per_microbatch=64` needs ... 2 ranks share a row ... or leave it out."),
+        (BUDGET, TWO_A_ROW, "`max_tokens_per_microbatch=64` needs ... 2 processes share a row ... or leave it out."),
         (BUDGET, ROPE, "`max_tokens_per_microbatch=64` does not work ... its rope type 'dynamic' ... Leave it out,"),
         (CARRY, ROPE, "`dynamic_sampling_surplus='carry'` does not ... Set `dynamic_sampling_surplus='discard'`."),
         (OFF, FILTER, "A `group_filter` has no effect ... Leave it out, or set `use_dynamic_sampling=True`."),
@@ -223,18 +225,22 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         (AHEAD, {"has_rollout_func": True}, "`rollouts_ahead=1` ... a `rollout_func`, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_environments": True}, "`rollouts_ahead=1` ... environments, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_tools": True}, "`rollouts_ahead=1` does not support tools, ... Set `rollouts_ahead=0`."),
-        (AHEAD, {"is_quantized": True}, "`rollouts_ahead=1` does not support a base in 4 or 8 bits"),
+        (AHEAD, {"is_quantized": True}, "`rollouts_ahead=1` does not support a base model in 4 or 8 bits"),
         (AHEAD, IMAGES, "`rollouts_ahead=1` does not support models with images, ... Set `rollouts_ahead=0`."),
-        (IN_FP16, {"trains_float32": True}, "... with `fp16=True` ... to float16 ... Set `fp16=False`, or sample"),
-        ({}, TWO_A_ROW, "Dynamic sampling needs ... but 2 ranks share a row ... or set `use_dynamic_sampling=False`."),
-        (CARRY, IMAGES, "`dynamic_sampling_surplus='carry'` ... with images: ... Set `dynamic_sampling_surplus='disc"),
+        (IN_FP16, {"trains_float32": True}, "... with `fp16=True` ... to float16 ... Set `fp16=False`, or `use_v"),
+        (
+            {},
+            TWO_A_ROW,
+            "Dynamic sampling needs ... but 2 processes share a row ... or set `use_dynamic_sampling=False`.",
+        ),
+        (CARRY, IMAGES, "`dynamic_sampling_surplus='carry'` ... with images, ... Set `dynamic_sampling_surplus='disc"),
     ],
 )
-def test_facts_that_settings_do_not_go_with_are_refused_with_the_way_out(changed, facts, message):
+def test_the_error_for_settings_that_contradict_facts_contains_advice(changed, facts, message):
     said = why_refused(settings(**changed), **facts)
     assert re.match(re.escape(message).replace(re.escape("..."), ".*"), said)
     assert why_refused(settings(**changed), **{**FACTS, **facts}) == said
-    assert why_refused(settings(**changed)) is None  # not known yet
+    assert why_refused(settings(**changed)) is None  # the facts are not known yet
 
 
 @pytest.mark.parametrize(
@@ -252,11 +258,11 @@ def test_facts_that_settings_do_not_go_with_are_refused_with_the_way_out(changed
     ],
     ids=str,
 )
-def test_what_does_not_apply_is_accepted(changed, facts):
+def test_rules_that_do_not_apply_are_not_broken(changed, facts):
     assert why_refused(settings(**changed), **facts) is None
 
 
-def test_a_fact_alone_asks_only_the_rules_that_need_it():
+def test_with_a_fact_only_the_rules_that_need_it_are_checked():
     broken = settings(max_tokens_generated=2, use_dynamic_sampling=False)
     assert why_refused(broken, has_images=True) is None
     assert why_refused(broken, trains_float32=True) is None
@@ -267,7 +273,7 @@ def test_every_rule_needs_facts_that_are_named_here():
     assert {fact for rule in RULES for fact in rule.facts} == FACTS.keys()
 
 
-def test_what_a_name_says_is_secret_is_left_out_at_any_depth():
+def test_settings_with_the_name_of_a_secret_are_left_out_at_any_depth():
     given = {"model_init_kwargs": {"token": "abc", "nested": [{"api_key": "x", "dtype": "float32"}]}, "password": 7}
     assert without_secrets(given) == {
         "model_init_kwargs": {"token": LEFT_OUT, "nested": [{"api_key": LEFT_OUT, "dtype": "float32"}]},
@@ -275,7 +281,7 @@ def test_what_a_name_says_is_secret_is_left_out_at_any_depth():
     }
 
 
-def test_what_lies_under_the_name_of_a_secret_is_one_and_that_there_is_one_may_be_said():
+def test_values_below_the_name_of_a_secret_are_left_out_but_booleans_and_none_are_kept():
     assert without_secrets({"token": {"value": "a", "of": ["b"]}}) == {"token": {"value": LEFT_OUT, "of": [LEFT_OUT]}}
     assert without_secrets({"token": True, "hub_token": None}) == {"token": True, "hub_token": None}
 
@@ -283,7 +289,7 @@ def test_what_lies_under_the_name_of_a_secret_is_one_and_that_there_is_one_may_b
 @pytest.mark.parametrize(
     "name", ["X-Api-Key", "private-key", "aws_access_key_id", "auth", "Cookie", "db_pwd", "passphrase"]
 )
-def test_names_that_headers_and_clouds_give_to_secrets_are_known(name):
+def test_names_of_secrets_in_headers_and_clouds_are_known(name):
     assert without_secrets({name: "plain"}) == {name: LEFT_OUT}
 
 
@@ -292,13 +298,13 @@ TOKENS += ["run_hf_abcdefghij", "use hf_abcdefghij now"]
 
 
 @pytest.mark.parametrize("value", TOKENS)
-def test_what_looks_like_a_token_is_left_out_wherever_it_stands(value):
+def test_text_that_looks_like_a_token_is_left_out_anywhere(value):
     kept = without_secrets(value, "run_name")
     assert LEFT_OUT in kept
     assert value.split()[-2 if " " in value else 0] not in kept
 
 
-def test_an_address_keeps_its_host_and_parameters_and_not_its_user_and_its_secrets():
+def test_a_url_keeps_its_host_and_parameters_but_not_its_user_and_secrets():
     assert without_secrets("http://user:pa%40ss@gpu-7:8000/v1", "vllm_server_base_url") == "http://gpu-7:8000/v1"
     assert without_secrets("no `/data/http:/user:pass@gpu-7/x.json`") == "no `/data/http:/gpu-7/x.json`"
     assert without_secrets("see http://user:pa@ss@gpu-7/v1 now") == "see http://gpu-7/v1 now"
@@ -320,5 +326,5 @@ def test_an_address_keeps_its_host_and_parameters_and_not_its_user_and_its_secre
         ("reward_funcs", ["my_package.rewards.Accuracy2WithFormat"]),
     ],
 )
-def test_what_is_no_secret_stays(name, value):
+def test_values_that_are_not_secret_are_kept(name, value):
     assert without_secrets(value, name) == value

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/vllm_and_lora.md says is supported, where settings alone decide it."""
+"""docs/vllm_and_lora.md lists correctly what is supported, as far as settings alone decide it."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ WAYS = {
     "server": {"vllm_mode": "server"},
     "rollouts ahead": {"vllm_mode": "server", "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"},
 }
-# A value that leaves what is sampled another distribution, by the name on the page.
+# Values that change the distribution, by the name on the page.
 SAMPLED = {
     **{"top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "vllm_structured_outputs_regex": "[0-9]+"},
     **{"temperature": 0.7, "vllm_enable_sleep_mode": True},
@@ -29,16 +29,16 @@ SAMPLED = {
 IN_KWARGS = {"presence_penalty": 1.0, "frequency_penalty": 0.5, "bad_words": ["x"], "logit_bias": {"1": 1.0}}
 HARMLESS = {"stop": ["x"], "stop_token_ids": [1], "ignore_eos": True}
 REFUSED_KWARGS = {"n": 2, "seed": 1, "logprobs": 1, "temperature": 1.0, "max_tokens": 8}
-# Facts of the model and of what a user handed over, which the trainer knows.
+# Facts about the model and the trainer's arguments.
 FACTS = {
-    "QLoRA, or another base in 4 or 8 bits": ["is_quantized"],
+    "QLoRA, or another base model in 4 or 8 bits": ["is_quantized"],
     "tools, environments": ["has_tools", "has_environments"],
     "`rollout_func`, images": ["has_rollout_func", "has_images"],
 }
 
 
 def refused(tmp_path, way, fact=None, **settings):
-    """Whether a trainer would not be made."""
+    """Return whether a trainer with these settings would raise an error."""
     try:
         args = DAPOConfig(str(tmp_path), use_vllm=True, report_to="none", use_cpu=True, bf16=False, **way, **settings)
     except ValueError:
@@ -50,7 +50,7 @@ def refused(tmp_path, way, fact=None, **settings):
 @pytest.mark.parametrize(
     "name", [name for name in CELLS if "`" in name and "server" not in name and name not in FACTS]
 )
-def test_a_setting_is_refused_where_the_table_says_so(tmp_path, name):
+def test_a_setting_is_refused_if_the_table_says_so(tmp_path, name):
     if "other than" in name:
         given = [{"generation_kwargs": {each: value}} for each, value in IN_KWARGS.items()]
         left = {each: HARMLESS[each] for each in re.findall(r"`(\w+)`", name)[1:]}
@@ -64,7 +64,7 @@ def test_a_setting_is_refused_where_the_table_says_so(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_what_comes_with_the_model_is_refused_where_the_table_says_so(tmp_path, name):
+def test_a_kind_of_model_is_refused_if_the_table_says_so(tmp_path, name):
     for cell, way in zip(CELLS[name], WAYS.values(), strict=True):
         assert [refused(tmp_path, way, fact) for fact in FACTS[name]] == [cell == "refused"] * len(FACTS[name])
 

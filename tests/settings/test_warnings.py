@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run hears before it begins."""
+"""Warnings at the start of a run."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from transformers.utils import logging
 from update_helpers import tiny_policy
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.settings.warnings import leave_out_renaming_warnings, warnings_at_start
+from trl_dapo.settings.warnings import hide_renaming_warnings, warnings_at_start
 
 
 CONTEXT = 1024  # tokens, as GPT-2 has
@@ -21,7 +21,7 @@ CONTEXT = 1024  # tokens, as GPT-2 has
 
 @pytest.fixture
 def heard(tmp_path):
-    """What a run of such settings hears."""
+    """Return the warnings for a run with some settings."""
 
     def warn(steps_in_bfloat16=False, **settings):
         return warnings_at_start(tiny_config(tmp_path, **settings), CONTEXT, steps_in_bfloat16)
@@ -42,7 +42,7 @@ def heard(tmp_path):
     ],
     ids=str,
 )
-def test_a_usual_run_is_not_warned_of_anything(heard, settings):
+def test_usual_settings_give_no_warning(heard, settings):
     assert heard(**settings) == []
 
 
@@ -51,11 +51,11 @@ def test_a_usual_run_is_not_warned_of_anything(heard, settings):
     [
         ({"learning_rate": 9e-6, "steps_in_bfloat16": True}, "`learning_rate` is 9e-06"),
         ({"epsilon": 0.3, "epsilon_high": 0.1}, "`epsilon_high` (0.1) is below `epsilon` (0.3): "),
-        ({"gradient_accumulation_steps": 1}, "one prompt"),  # 4 rows, 4 completions a prompt
+        ({"gradient_accumulation_steps": 1}, "one prompt"),  # 4 rows, 4 completions per prompt
         ({"max_completion_length": 1024}, "(1024) leaves no room for a prompt in the model's context of 1024 tokens"),
     ],
 )
-def test_settings_that_lose_what_a_run_is_for_are_warned_of(heard, settings, said):
+def test_settings_that_are_probably_not_intended_give_a_warning(heard, settings, said):
     (message,) = heard(**settings)
     assert said in message
 
@@ -73,16 +73,16 @@ PENALTY = "generation_kwargs['presence_penalty']"
     ],
     ids=str,
 )
-def test_an_engine_that_samples_a_part_of_the_policy_is_warned_of_with_the_way_out(heard, settings, said, way_out):
+def test_sampling_settings_that_change_the_distribution_give_a_warning_with_advice(heard, settings, said, way_out):
     (message,) = heard(use_vllm=True, **settings)
     assert f"With {said} " in message
     assert message.endswith(f"Set {way_out}.")
     assert heard(use_vllm=True, top_k=-1, top_p=1.0, min_p=0.0, generation_kwargs={"stop": ["\n"]}) == []
-    assert heard(**settings) == []  # transformers weighs nothing
+    assert heard(**settings) == []  # not with transformers, which has no importance sampling weights
 
 
 @pytest.mark.parametrize(("mean", "is_warned"), [(0.9, False), (0.89, True)])
-def test_weights_whose_mean_is_below_0_9_are_warned_of_once(tiny_model, tmp_path, caplog, mean, is_warned):
+def test_importance_weights_with_a_mean_below_0_9_give_one_warning(tiny_model, tmp_path, caplog, mean, is_warned):
     class Weighs(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
             trainer._metrics["train"]["sampling/importance_sampling_ratio/mean"] = [mean]
@@ -100,20 +100,20 @@ def test_weights_whose_mean_is_below_0_9_are_warned_of_once(tiny_model, tmp_path
     ("dtype", "is_frozen", "is_warned"),
     [("bfloat16", False, True), ("float32", False, False), ("bfloat16", True, False)],
 )
-def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(dtype, is_frozen, is_warned, tmp_path, caplog):
+def test_the_trainer_warns_if_it_updates_weights_in_bfloat16(dtype, is_frozen, is_warned, tmp_path, caplog):
     model = tiny_policy().to(getattr(torch, dtype))
     if is_frozen:
         model.requires_grad_(False)
         model.lm_head.requires_grad_(True)
     args = tiny_config(tmp_path, learning_rate=1e-6)
     DAPOTrainer(model, right, args, train_dataset=prompts(24), processing_class=make_tokenizer())
-    assert ("held in bfloat16" in caplog.text) is is_warned
+    assert ("stored in bfloat16" in caplog.text) is is_warned
 
 
-def test_warnings_of_names_that_trl_uses_are_left_out_and_others_are_not():
+def test_warnings_of_renamed_arguments_in_trl_are_hidden_and_others_are_not():
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        leave_out_renaming_warnings()
+        hide_renaming_warnings()
         for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
             warnings.warn(f"`{name}` is deprecated and will be removed in v6.", FutureWarning, stacklevel=1)
         warnings.warn("`logging_dir` is deprecated", FutureWarning, stacklevel=1)

@@ -15,13 +15,13 @@ from trl_dapo.settings.sampling_defaults import PAPER
 
 SAME_GROUPS = {
     "plain": {},
-    # Filler rows are on the last rank. Near the limit a screen keeps a few completions free for equal shares.
+    # Filler rows are on the last process. Near the limit, screening reserves a few completions for equal shares.
     "short": {**PAPER, "dynamic_sampling_max_gen_batches": 1},
     "penalised": {"overlong_buffer_length": 4, "beta": 0.01},
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
     "screened": {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "2"},
     "replaced": {"dynamic_sampling_mode": "replace", "min_replace_ratio": 0.5},
-    # Rows are drawn into optimizer steps at random, by each process for itself: only the rollouts can be compared.
+    # Each process assigns its rows to optimizer steps at random, so only whole rollouts can be compared.
     "reused": {"steps_per_generation": 8, "num_iterations": 2, "max_steps": 1},
 }
 OF_THE_CUT = ("padding_share", "microbatches", "peak_microbatch_tokens")  # for one process or for two
@@ -29,7 +29,7 @@ RESUMED = {
     "plain": {},
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True},
     "screened": {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "2", "dynamic_sampling_memory": True},
-    "killed": {"steps_per_generation": 8, "num_iterations": 2},  # inside a rollout, by SIGKILL
+    "killed": {"steps_per_generation": 8, "num_iterations": 2},  # in the middle of a rollout, by SIGKILL
 }
 
 
@@ -70,7 +70,8 @@ def test_a_reward_sees_each_completion_of_a_group_once_where_processes_score_une
     run_in_two_processes("best_of_each_group", tiny_model, tmp_path)
     for report in reports(tmp_path, 2):
         for found in report.values():
-            # A copy beside it would make no completion the one best: its group would be dropped as all wrong.
+            # With a copy of it in the same call, no completion would be the single best one, and its group would be
+            # dropped.
             assert found["dropped/all_wrong"] == [0] * 3
             assert found["groups_trained"] == [3] * 3
             assert found["are_logged"]
@@ -102,7 +103,7 @@ def test_the_main_process_alone_asks_the_server_and_an_adapter_refused_there_end
     main, other = reports(tmp_path, 2)
     assert main["serves_adapter"]
     assert other["serves_adapter"]
-    # When the engine is made, at the first sync, and at the second, which is refused.
+    # When the engine is created, at the first sync, and at the second one, which is refused.
     assert main["given"] == [["adapter_config.json", "adapter_model.safetensors"]] * 3
     assert other["given"] == []
     assert main["error"] == "AdapterRefused: no more"
@@ -170,5 +171,5 @@ def test_ranks_with_other_numbers_of_tool_calls_are_each_answered_by_the_server(
     for i, (_, completion, _) in zip(asked, rows, strict=True):
         assert completion.count("page") == i // 4
         assert re.findall(r"\d+", completion)[-1] == str(i)
-    # 12 prompts at first, then the rows of prompts 4 to 11, then those of 8 to 11, which are one rank's.
+    # 12 prompts at first, then the rows of prompts 4 to 11, then those of 8 to 11, which one process holds.
     assert ranks[0]["requests"] == [12, 32, 16]

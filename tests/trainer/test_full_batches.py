@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""With nothing stated, every rollout trains a full batch of accepted groups, whatever else a run has."""
+"""With default settings, every rollout trains on a full batch of accepted groups, whatever features a run uses."""
 
 import json
 
@@ -17,12 +17,12 @@ SIZES = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "ma
 
 
 def one_prompt_in_three(text, i):
-    """Of prompts 0, 3, 6, ... every other completion is right; of the others none."""
+    """For prompts 0, 3, 6, ... every other completion is correct. The others have no correct completion."""
     return "right" if number(text) % 3 == 0 and i % 2 else "wrong"
 
 
 def polite(completions, **kwargs):
-    """The same for every completion, as a reward for format is that all have learnt."""
+    """A reward that is the same for every completion, like a format reward once all completions have the format."""
     return [0.5] * len(completions)
 
 
@@ -65,7 +65,7 @@ def test_every_batch_is_full_with_a_group_filter(tiny_model, tmp_path):
 
 
 def test_every_batch_is_full_on_a_gpu_without_vllm(tiny_model, tmp_path, monkeypatch):
-    """There a round costs much, so that no few completions are sampled first."""
+    """Rounds are costly there, so first completions are not sampled separately."""
     choose = construction.choose_sampling
     monkeypatch.setattr(construction, "choose_sampling", lambda args, facts, on_cpu: choose(args, facts, on_cpu=False))
     trainer = ScriptedTrainer(
@@ -111,7 +111,7 @@ def test_every_batch_is_full_with_tools(tool_model, tmp_path):
         train_dataset=Dataset.from_dict({"prompt": questions}),
         tools=[double],
     )
-    assert trainer.args.dynamic_sampling_screen == "off"  # no call tells whether a reward compares completions
+    assert trainer.args.dynamic_sampling_screen == "off"  # no call shows whether a reward compares completions
     assert trained_groups(trainer) == [8] * NUM_ROLLOUTS
 
 

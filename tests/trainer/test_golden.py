@@ -1,10 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""
-Short runs sample, train on and log what they did when they were recorded: see `golden_runs.py`.
+"""Short runs sample, train on and log the same as when they were recorded: see `golden_runs.py`.
 
-Of the runs in two processes three are made here, since each takes seconds of two cores. `python tests/golden_runs.py
-compare` makes all of them.
+Only three of the runs with two processes are made here, since each takes seconds on two cores. `python
+tests/golden_runs.py compare` makes all of them.
 """
 
 import json
@@ -19,7 +18,7 @@ def models(tmp_path_factory):
 
 
 def close(value):
-    """The same with figures that may differ by rounding; texts, whole numbers and order may not."""
+    """Return the same record with numbers that may differ by rounding. Texts, whole numbers and order may not."""
     if isinstance(value, dict):
         return {name: close(part) for name, part in value.items()}
     if isinstance(value, list):

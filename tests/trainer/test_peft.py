@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters: LoRA, DoRA and QLoRA, a fresh one or one that has been trained before, with and without a reference."""
+"""Adapters: LoRA, DoRA and QLoRA, new ones and trained ones, with and without a reference model."""
 
 from importlib.util import find_spec
 
@@ -29,13 +29,13 @@ def adapter_config(**overrides):
 
 
 def trained_before(tiny_model):
-    """A model with an adapter that is no longer what it was initialised to."""
+    """A model with an adapter that was changed after its initialization."""
     torch.manual_seed(1)
     return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), adapter_config(init_lora_weights=False))
 
 
 def make(tiny_model, tmp_path, adapter, cls=ScriptedTrainer, **overrides):
-    """A trainer of an adapter. In every call with the same arguments it starts from the same values."""
+    """A trainer of an adapter. It starts from the same values in every call with the same arguments."""
     model, options = tiny_model, {}
     if adapter == "continued":
         model, options["processing_class"] = trained_before(tiny_model), make_tokenizer()
@@ -65,7 +65,7 @@ def same(one, other):
 
 @torch.no_grad()
 def logits(model):
-    # There is no dropout. Out of training, bitsandbytes packs weights for kernels that need wider layers.
+    # There is no dropout. In evaluation mode, bitsandbytes packs weights for kernels that need wider layers.
     return model.train()(TOKENS).logits
 
 
@@ -91,7 +91,9 @@ def test_the_adapter_trains_from_where_it_is_and_the_model_under_it_stays(tiny_m
 
 @needs_bitsandbytes
 def test_the_gradient_of_a_quantized_model_is_the_same_after_it_has_sampled(tmp_path):
-    """On CPUs with AVX512_BF16 bitsandbytes packs the weights of a model that samples: its kernel has no gradient."""
+    """
+    On CPUs with AVX512_BF16, bitsandbytes packs the weights of a model that samples. Packed weights have no gradient.
+    """
     path = save_tiny_model(tmp_path / "wide", hidden_size=256, intermediate_size=256, head_dim=64)
     in_4_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 
@@ -116,13 +118,13 @@ def test_the_gradient_of_a_quantized_model_is_the_same_after_it_has_sampled(tmp_
     assert same(gradient(model), expected)
     sample(sampled)
     if any(getattr(module, "support_avx512bf16_for_cpu", False) for module in sampled.modules()):
-        with pytest.raises(ValueError, match=r"sampled on a CPU.*Load it anew"):
+        with pytest.raises(ValueError, match=r"sampled on a CPU.*Load the model again"):
             make(sampled)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_reference_is_where_the_policy_started(tiny_model, tmp_path, adapter):
-    # For a fresh adapter that is the model without it, for one trained before a copy of what it was.
+    # For a new adapter the reference is the model without it, for a trained one a copy of its first state.
     trainer = make(tiny_model, tmp_path, adapter, beta=0.1, max_steps=3)
     assert trainer.ref_model is None
     trainer.train()
@@ -160,7 +162,7 @@ def test_a_saved_adapter_is_the_trained_policy_again(tiny_model, tmp_path, adapt
     base = AutoModelForCausalLM.from_pretrained(tiny_model, **options)
     plain = logits(base)
     loaded = PeftModel.from_pretrained(base, tmp_path / "saved")
-    # A quantized model's adapter is trained in bfloat16 and loaded in float32.
+    # The adapter of a quantized model trains in bfloat16, but is loaded in float32.
     atol = 1e-3 if adapter == "qlora" else 1e-6
     torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0, atol=atol)
     assert (logits(loaded) - plain).abs().max() > 1e-2

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What would cost a run's hours in silence: it is said, refused or set right before the first rollout."""
+"""Mistakes that would otherwise waste hours of a run are reported, refused or corrected before the first rollout."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ OPENS = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if 
 
 
 def thinking(model, folder, template, caplog, **settings):
-    """What is said of a run whose prompts end as the template has it."""
+    """Return the messages of a run whose prompts end in the way that the template produces."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = template
     rows = [{"prompt": [{"role": "user", "content": f"prompt {i}:"}]} for i in range(24)]
@@ -41,7 +41,7 @@ def test_a_template_that_opens_the_thinking_itself_is_said_once_where_a_reward_l
 ):
     (said,) = thinking(tiny_model, tmp_path, OPENS, caplog)
     assert said.startswith("The chat template ends the prompt with `<think>`, so no completion begins with it")
-    assert "`think_format_reward` is 0 for all of them" in said
+    assert "`think_format_reward` is 0 for all completions" in said
     assert thinking(tiny_model, tmp_path, OPENS, caplog, chat_template_kwargs={"think": "no"}) == []
     assert thinking(tiny_model, tmp_path, OPENS.replace("<think>", "so:"), caplog) == []
 
@@ -69,19 +69,19 @@ TWINS = {
 def test_two_reward_functions_of_one_name_are_told_apart_in_the_log_the_table_and_the_ledger(
     tiny_model, tmp_path, caplog, name, rewards
 ):
-    """The second one's figures stood in the place of the first one's."""
+    """The values of the second one replaced those of the first one."""
     settings = {"max_steps": 1, "log_completions": True, "dynamic_sampling_screen": "off"}
     trainer = make_trainer(tiny_model, tmp_path, reward_funcs=rewards, **settings)
     trainer.train()
     log = trainer.state.log_history[0]
     first, second = (log[f"rewards/{name}_{i}/mean"] for i in (1, 2))
-    assert second == pytest.approx(1 - first)  # every completion starts with either
+    assert second == pytest.approx(1 - first)  # every completion begins with one of the two
     assert 0 < first < 1
     assert f"rewards/{name}/mean" not in log
     table = pq.read_table(tmp_path / "completions" / "completions_00001.parquet").to_pydict()
     assert all(one + other == 1.0 for one, other in zip(table[f"{name}_1"], table[f"{name}_2"], strict=True))
     assert {f"rewards/{name}_1", f"rewards/{name}_2"} <= {*read_ledger(tmp_path).column_names}
-    said = f"2 reward functions are called {name!r}. They are logged as `{name}_1` and `{name}_2`"
+    said = f"2 reward functions have the same name, {name!r}. They are logged as `{name}_1` and `{name}_2`"
     assert said in caplog.text
 
 
@@ -100,7 +100,7 @@ def with_adapter(model, **adapter):
 
 
 def test_a_reference_needs_an_adapter_of_the_name_that_trl_copies(tiny_model, tmp_path):
-    said = r"`beta=0\.1` needs a reference.*named 'default'.*has the adapters 'policy'.*`peft_config`"
+    said = r"`beta=0\.1` needs a reference model.*named 'default'.*adapters of this model are 'policy'.*`peft_config`"
     with pytest.raises(ValueError, match=said):
         DAPOTrainer(
             with_adapter(tiny_model, adapter_name="policy"),
@@ -125,7 +125,7 @@ MIXED = {
 @pytest.mark.parametrize("make", MIXED.values(), ids=MIXED)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_a_reward_function_logs_may_be_of_any_types(tiny_model, tmp_path, make, dynamic):
-    """The table of completions, which pandas could not write, ended the run."""
+    """The run failed because pandas could not write the table of completions."""
 
     def logs(completions, log_extra, **kwargs):
         log_extra("note", [make(i) for i in range(len(completions))])
@@ -135,7 +135,7 @@ def test_what_a_reward_function_logs_may_be_of_any_types(tiny_model, tmp_path, m
     settings = {"max_steps": 2, "log_completions": True} | (PAPER if dynamic else {"use_dynamic_sampling": False})
     make_trainer(tiny_model, tmp_path, reward_funcs=logs, **settings).train()
     table = pq.read_table(tmp_path / "completions" / "completions_00002.parquet").to_pydict()
-    assert table["length"] == [len(completion) for completion in table["completion"]]  # as it was given
+    assert table["length"] == [len(completion) for completion in table["completion"]]  # unchanged
     given = {re.sub(" at 0x.*", "", str(make(i))) if make(i) is not None else None for i in range(64)}
     assert {note and re.sub(" at 0x.*", "", note) for note in table["note"]} <= given
 
@@ -144,7 +144,7 @@ def test_what_a_reward_function_logs_may_be_of_any_types(tiny_model, tmp_path, m
 def test_a_column_that_was_logged_for_some_completions_only_does_not_end_the_run(
     tiny_model, tmp_path, caplog, is_dynamic
 ):
-    column = f"some_{is_dynamic}"  # a message is said once
+    column = f"some_{is_dynamic}"  # a message is given only once
 
     def logs(completions, log_extra, **kwargs):
         log_extra(column, ["x"])

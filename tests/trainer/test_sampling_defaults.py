@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What dynamic sampling does if nothing is stated, and the line that says so at the start of a run."""
+"""Dynamic sampling with default settings, and the line about it at the start of a run."""
 
 import pytest
 from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, tiny_config
@@ -19,19 +19,19 @@ def grade(completions, **kwargs):
 
 
 def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
-    """Trains a step; returns the savings that the run had, and whether its sampler screened."""
+    """Train one step. Return the savings that the run used, and whether its sampler used screening."""
     args = tiny_config(tmp_path, **{"max_steps": 1, **settings})
     trainer = ScriptedTrainer(
         tiny_model, reward_funcs, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3
     )
     trainer.train()
-    assert all(getattr(args, name) == settings.get(name) for name in PAPER)  # not settled for the next trainer
+    assert all(getattr(args, name) == settings.get(name) for name in PAPER)  # the next trainer makes its own choice
     screen = trainer._sampler.selection.find(Screen)
     return {name: getattr(trainer.args, name) for name in PAPER}, screen and screen.setting
 
 
 def start_line(capsys):
-    """What a run says of its sampling as it begins."""
+    """Return the line that a run prints about its sampling when it begins."""
     starts = ("Batches are filled", "A rollout samples", "Each rollout", "Groups whose", "Dropped groups", "Dynamic")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(starts)]
     return line
@@ -41,9 +41,9 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
     assert trained(tiny_model, tmp_path) == (DEFAULTS, "on")
     assert start_line(capsys) == (
         "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
-        "rollout. To sample less, surplus groups train in the next rollout. While few groups are accepted, prompts "
-        "that are likely to be dropped are skipped for a while and a few completions of a prompt are sampled first. "
-        "Set `dynamic_sampling_mode='paper'` to turn that off."
+        "rollout. To sample less, surplus groups are trained on in the next rollout. While few groups are accepted, "
+        "prompts that are likely to be dropped are skipped for a while and a few completions of a prompt are sampled "
+        "first. Set `dynamic_sampling_mode='paper'` to turn that off."
     )
 
 
@@ -85,7 +85,7 @@ def test_of_two_rewards_without_a_name_one_line_says_what_they_cost_and_how_to_s
     trained(tiny_model, tmp_path, reward_funcs=[right, style])
     line = start_line(capsys)
     assert line.endswith(
-        "Two reward functions decide together which groups train: `right`, `style`. To sample less, name "
+        "Two reward functions decide together which groups are accepted: `right`, `style`. To sample less, name "
         'the one that judges correctness, such as `dynamic_sampling_rewards=["right"]`.'
     )
     assert "Off: " not in line
@@ -103,7 +103,7 @@ def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
 
 @pytest.mark.parametrize("limit", [1, 1.5, 3])
 def test_a_rollout_samples_no_more_than_its_limit(tiny_model, tmp_path, limit):
-    """Batches of 4 x 4, of prompts that are never solved: 16, 24 and 48 completions at most, and most of them."""
+    """Batches of 4 x 4, for prompts that are never solved: at most 16, 24 and 48 completions, and nearly as many."""
     args = tiny_config(tmp_path, dynamic_sampling_max_gen_batches=limit, max_steps=4)
     trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=lambda text, i: "wrong")
     trainer.train()
@@ -112,7 +112,10 @@ def test_a_rollout_samples_no_more_than_its_limit(tiny_model, tmp_path, limit):
 
 
 def test_the_first_short_batch_is_warned_of_and_then_only_the_fifth_in_a_row(tiny_model, tmp_path, caplog):
-    """Of prompts 0 to 3 all train, then none for a rollout, and so on: a warning per short batch would hide others."""
+    """
+    All of prompts 0 to 3 train, then no group in the next rollout, and so on. One warning per short batch would bury
+    others.
+    """
 
     def every_second_batch(text, i):
         return "right" if number(text) % 8 < 4 and i % 2 else "wrong"
@@ -144,7 +147,7 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
     ("settings", "off", "why"),
     [
         ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
-        ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
+        ({"num_generations": 2}, ["screen"], "at least two completions are sampled first"),
         ({"dynamic_sampling_mode": "replace"}, ["surplus"], "`dynamic_sampling_mode='replace'`"),
     ],
 )

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Surplus, memory, the other modes, and what else a rollout can hold: environments, tools, asynchronous rewards."""
+"""Surplus, pass-rate memory, other modes, and other parts of a rollout: environments, tools, asynchronous rewards."""
 
 import ast
 import inspect
@@ -37,7 +37,7 @@ from trl_dapo.settings.sampling_defaults import PAPER
     ("surplus", "second", "carried"), [("carry", {7, 8, 10, 11}, 1), ("discard", {8, 10, 11, 13}, 0)]
 )
 def test_the_surplus_trains_in_the_next_rollout_if_asked_for(tiny_model, tmp_path, surplus, second, carried):
-    # Two fixed rounds of 4 prompts bring 0 1 2 3 | 4 5 6 7: 1 2 4 5 train, 7 is left over.
+    # Two rounds of 4 prompts bring 0 1 2 3 | 4 5 6 7: groups 1 2 4 5 train, and 7 is surplus.
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": surplus}
     trainer = make_trainer(tiny_model, tmp_path, **settings)
     seen = spy_on_training(trainer)
@@ -51,7 +51,7 @@ def test_the_surplus_trains_in_the_next_rollout_if_asked_for(tiny_model, tmp_pat
 
 
 def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, tmp_path, caplog):
-    # Of the prompts 0 1 2 3 | 4 5 6 7 four train, and 5 and 6 are carried; from 7 on none is solved.
+    # From the prompts 0 1 2 3 | 4 5 6 7 four groups train, and 5 and 6 are carried. From 7 on no prompt is solved.
     def script(text, i):
         return "right" if 0 < number(text) < 7 and i % 4 == 0 else "wrong"
 
@@ -61,8 +61,8 @@ def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, 
     (warning,) = [record.message for record in caplog.records if "is not full" in record.message]
     assert warning.startswith(
         "The batch is not full at the limit of 2 batches of completions, this time: 0 of 8 sampled groups were "
-        "accepted, and 2 carried from the last rollout; the batch takes 4 (dropped: all_wrong 8). This rollout trains "
-        "on 2 groups. "
+        "accepted (dropped: all_wrong 8), and 2 were carried over from the last rollout; the batch has room for 4. "
+        "This rollout trains on 2 groups. "
     )
     assert trainer.state.log_history[1]["dynamic_sampling/groups_trained"] == 2
 
@@ -72,7 +72,7 @@ def test_carried_rows_bring_the_log_probabilities_of_the_policy_that_sampled_the
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry", "learning_rate": 1e-2}
     trainer = make_trainer(tiny_model, tmp_path, pad_to_multiple_of=unit, **settings)
     (first, second), logps = rollouts_and_the_first_policys_logps(trainer)
-    assert "old_per_token_logps" not in first  # all of it is the present policy's
+    assert "old_per_token_logps" not in first  # all of it was sampled by the present policy
     old = second["old_per_token_logps"]
     assert old[4:].isnan().all()  # rows 4 to 15 were sampled by the present policy
     assert second["completion_mask"][:4].sum(1).tolist() == [6] * 4
@@ -112,7 +112,7 @@ def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tm
         ({"dynamic_sampling_max_round_size": 5}, "rounds of 5 prompts"),
         ({"eval_temperature": 0.0}, "above 0 and finite, got 0.0. For greedy decoding"),
         ({"eval_top_p": 1.5}, "at most 1, got 1.5"),
-        ({"eval_top_k": -1}, "at least 0, got -1. 0 is all tokens"),
+        ({"eval_top_k": -1}, "at least 0, got -1. 0 means all tokens"),
         ({"rollouts_ahead": 3}, "must be one of 0, 1, 2, got 3"),
     ],
     ids=str,
@@ -122,12 +122,15 @@ def test_a_setting_that_could_not_be_honoured_is_refused(tmp_path, overrides, me
         tiny_config(tmp_path, **overrides)
 
 
-# ---- Memory and prompts ----
+# ---- Pass-rate memory and prompts ----
 
 
 def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_open(tiny_model, tmp_path):
     def three_of_four(text, i):
-        """One of four would be less spread than chance: what tells prompts apart would be taken for it."""
+        """
+        With one correct of four, pass rates would vary less than chance, so that the memory could not tell prompts
+        apart.
+        """
         return "right" if number(text) % 3 and i % 4 else "wrong"
 
     def run(memory):
@@ -156,14 +159,14 @@ def test_each_prompt_has_a_memory_and_a_name_in_the_ledger_of_its_own_whatever_i
     trainer = ScriptedTrainer(tiny_model, right, tiny_config(tmp_path, log_groups=100, **settings), **data)
     trainer.train()
     sampled = {number(text) for text in trainer.sampled}
-    assert sampled == {*range(12)}  # a pass samples all of them, of which a third are never solved
+    assert sampled == {*range(12)}  # a pass samples all prompts, of which a third are never solved
     assert len(trainer._sampler.selection.find(PromptMemory).prompts) == 12
     texts = {row["prompt_id"]: {row["prompt"]} for row in read_ledger(tmp_path).to_pylist() if row["prompt"]}
     assert len(texts) == 12
 
 
 def test_a_dataset_smaller_than_a_rollout_batch_is_refused_with_both_numbers(tiny_model, tmp_path):
-    with pytest.raises(ValueError, match="holds 3 prompts, but a rollout batch takes 4"):
+    with pytest.raises(ValueError, match="has 3 prompts, but a rollout batch needs 4"):
         make_trainer(tiny_model, tmp_path, num_prompts=3)
 
 
@@ -175,7 +178,7 @@ def test_epochs_keep_trls_number_of_optimizer_steps_and_the_passes_made_are_logg
     assert trainer.state.log_history[5]["dynamic_sampling/passes"] == pytest.approx(generated / 12)
 
 
-# ---- What else a rollout can hold ----
+# ---- Other parts of a rollout ----
 
 
 def test_a_streaming_dataset_that_does_not_know_its_columns_trains_on_those_that_trl_keeps(tiny_model, tmp_path):
@@ -194,11 +197,11 @@ def test_a_streaming_dataset_that_does_not_know_its_columns_trains_on_those_that
     trainer.train()
     assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
     assert [number(text) for text in trainer.sampled[::4]] == list(range(len(trainer.sampled) // 4))
-    assert set().union(*seen) == set()  # the solution was removed, the prompts come as `prompts`
+    assert set().union(*seen) == set()  # the column `solution` was removed, and the prompts are passed as `prompts`
 
 
 def test_a_reward_of_two_rounds_has_the_spread_of_all_its_rows(tiny_model, tmp_path):
-    # Round 1 brings rewards of 0 and 1, round 2 of 0 and 9: the mean of their deviations is not the deviation of all.
+    # Round 1 has rewards of 0 and 1, round 2 of 0 and 9. The mean of their standard deviations is not that of all.
     given = []
 
     def grows(prompts, completions, **kwargs):
@@ -224,7 +227,7 @@ REACHED += ["_get_per_token_logps_and_entropies", "_prepare_inputs", "_tool_call
 
 
 def test_what_trls_methods_reach_is_trls_in_a_trainer_that_was_made_without_its_constructor(tiny_model, tmp_path):
-    """As TRL's own tests make them, by `__new__` and the attributes that `GRPOTrainer` would have."""
+    """A trainer as TRL's own tests make it: with `__new__` and the attributes that `GRPOTrainer` would have."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(GRPOTrainer)))
     called = {
         node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
@@ -241,7 +244,7 @@ def test_what_trls_methods_reach_is_trls_in_a_trainer_that_was_made_without_its_
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 4
         batch = [example for example in prompts(4) for _ in range(4)]
-        rollout = trainer._prepare_inputs(batch)  # samples, scores and takes log-probabilities
+        rollout = trainer._prepare_inputs(batch)  # sampling, scoring and log-probabilities
         return trainer._compute_loss(trainer.model, rollout).item(), dict(trainer._metrics["train"])
 
     (loss, metrics), (expected, expected_metrics) = run(DAPOTrainer), run(GRPOTrainer)
@@ -266,20 +269,23 @@ def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities(ti
 
     args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=2, dynamic_sampling_surplus="carry")
     trainer = DAPOTrainer(tiny_model, verdict_reward, args, train_dataset=prompts(24), rollout_func=rollout)
-    # As with an engine that schedules completions: one round of twice the batch, all of it accepted.
+    # As with an engine that schedules completions: one round of twice the batch, all of which is accepted.
     trainer._sampler.selection.max_round_size, trainer._sampler.selection.batch_multiplier = None, 2.0
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen[:16]} == {0, 1, 2, 3}
     assert {number(text) for text, *_ in seen[16:]} == {4, 5, 6, 7}
-    # Placeholders of 0 make a ratio of exp(-4.6) for this model's hundred tokens: punished tokens would be clipped.
+    # Placeholders of 0 would give a ratio of exp(-4.6) for this model's hundred tokens, so punished tokens would be
+    # clipped.
     log = trainer.state.log_history[1]
     assert (log["dynamic_sampling/carried"], log["dynamic_sampling/rounds"]) == (4, 0)
     assert log["clip_ratio/region_mean"] < 0.05
 
 
 def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, monkeypatch):
-    """The environment's observation joins the prompt, and it is asked for once a completion that was sampled."""
+    """
+    The observation of the environment is appended to the prompt, and is only requested once per sampled completion.
+    """
     monkeypatch.setattr("trl.trainer.grpo_trainer.supports_tool_calling", lambda *args: True)
     monkeypatch.setattr("trl.trainer.grpo_trainer.is_chat_template_prefix_preserving", lambda *args: True)
     monkeypatch.setattr("trl.trainer.grpo_trainer.add_response_schema", lambda processing_class: processing_class)
@@ -309,7 +315,7 @@ def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, mon
     seen = spy_on_training(trainer)
     trainer.train()
     assert len(resets) == len(trainer.sampled)
-    # What TRL's users read after a rollout: the environments of the batch that was sampled last.
+    # TRL's users read this after a rollout: the environments of the batch that was sampled last.
     last = [environment.number for environment in trainer.environments]
     assert last == resets[-len(last) :]
     assert all("prompt " in text for text, *_ in seen)  # the observation is in the prompt that trains

@@ -17,7 +17,7 @@ SCREENED = {"dynamic_sampling_screen": "2", "shuffle_dataset": False, "max_steps
 
 
 def first_is_right_unless_multiple_of_3():
-    """Prompts 0, 3, 6, ... are never solved; of any other's completions the first is right."""
+    """Prompts 0, 3, 6, ... are never solved. For the others, the first completion is correct."""
     seen = Counter()
 
     def script(text, i):
@@ -39,14 +39,15 @@ def test_of_prompts_whose_first_few_agree_the_rest_is_not_asked_for(tiny_model, 
     trainer.train()
     asked = Counter(map(number, trainer.sampled))
     assert {asked[i] for i in asked if i % 3 == 0} == {2}
-    # 0 1 2 3, then the rest of 1 and 2 with 4 5 6 7, of which 4 5 7 pass, then the rest of 4 and 5: the batch is full.
+    # 0 1 2 3, then the rest of 1 and 2 together with 4 5 6 7, of which 4 5 7 differ, then the rest of 4 and 5. The
+    # batch is full.
     assert [number(text) for text in trainer.sampled] == [
         *(0, 0, 1, 1, 2, 2, 3, 3),
         *(1, 1, 2, 2, 4, 4, 5, 5, 6, 6, 7, 7),
         *(4, 4, 5, 5),
     ]
     assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
-    # One of four is right: advantages are as (1 - 1/4) and (0 - 1/4).
+    # One of four is correct: the advantages are in the ratio of (1 - 1/4) to (0 - 1/4).
     of_one = {completion: advantage for text, completion, advantage, _ in seen if number(text) == 1}
     assert set(of_one) == {"right", "wrong2", "wrong3", "wrong4"}
     assert of_one["right"] == pytest.approx(-3 * of_one["wrong4"])
@@ -54,8 +55,9 @@ def test_of_prompts_whose_first_few_agree_the_rest_is_not_asked_for(tiny_model, 
     assert log["dynamic_sampling/completions_generated"] == 8 + 12 + 4
     assert log["dynamic_sampling/completions_trained"] == 16
     assert log["dynamic_sampling/rounds"] == 3
-    assert log["task_accuracy"] == pytest.approx(1 / 7)  # of 7 prompts decided on, 1 2 4 5 are right once in 4
-    assert log["dynamic_sampling/acceptance_rate"] == 4 / 7  # 7 is not decided on
+    # of 7 prompts decided on, 1 2 4 5 have one correct completion of 4
+    assert log["task_accuracy"] == pytest.approx(1 / 7)
+    assert log["dynamic_sampling/acceptance_rate"] == 4 / 7  # no decision was made on prompt 7
 
 
 def test_the_ledger_has_every_token_once_where_a_run_ends_with_partial_groups(tiny_model, tmp_path):
@@ -65,16 +67,16 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_partial_groups(ti
     assert trainer.state.log_history[0]["dynamic_sampling/partial_groups"] == 1
     rows = read_ledger(tmp_path).to_pylist()
     assert sum(len(row["lengths"]) for row in rows) == 8 + 12 + 4
-    (half,) = [row for row in rows if row["rollout"] == 1]  # prompt 7, which a further rollout would have completed
+    (half,) = [row for row in rows if row["rollout"] == 1]  # prompt 7, which the next rollout would have completed
     columns = ("step", "round", "outcome", "scored", "correct", "policy_version", "seconds")
     assert [half[column] for column in columns] == [1, 0, "partial", 2, 1, None, None]
     trainer = make(tiny_model, tmp_path, **settings | {"max_steps": 2})
     trainer.train(resume_from_checkpoint=True)
     rows = [row for row in read_ledger(tmp_path).to_pylist() if row["rollout"] == 1]
     assert sum(len(row["lengths"]) for row in rows) == len(trainer.sampled) + 2
-    # Its rest comes first, and none of its first two is asked again: two of each.
+    # Its rest comes first, and its first two are not sampled again: two of each.
     assert [number(text) for text in trainer.sampled[::2]] == [7, *(8, 9, 10, 11), *(8, 10, 11)]
-    # Of prompt 7 the rest is of this policy, like all that was sampled now.
+    # The rest of prompt 7 is sampled by the present policy, like everything else in this rollout.
     assert {row["policy_version"] for row in rows} == {1}
     assert [row["outcome"] for row in rows if row["prompt_id"] == half["prompt_id"]] == ["trained"]
 
@@ -85,13 +87,14 @@ def test_a_group_that_was_dropped_by_its_first_completions_can_fill_a_batch_that
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
     log = trainer.state.log_history[0]
-    # Two of 16 are left: no group of four fits.
+    # Two of 16 are left, which is not enough for a group of four.
     assert (log["dynamic_sampling/groups_trained"], log["dynamic_sampling/completions_generated"]) == (0, 14)
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
 
 
 def test_a_band_of_accuracy_judges_whole_groups(tiny_model, tmp_path):
-    # One of the first two is right, one of four in the end: a band above 0.3 lets nobody in, but asks for the rest.
+    # One of the first two is correct, and one of four in the end. A band above 0.3 accepts no group, but requests the
+    # rest.
     settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, dynamic_sampling_min_accuracy=0.3, **settings)
     trainer.train()
@@ -103,7 +106,7 @@ def test_a_band_of_accuracy_judges_whole_groups(tiny_model, tmp_path):
 
 
 def test_the_ledger_has_the_text_of_all_completions_of_a_group_that_a_band_drops_in_the_end(tiny_model, tmp_path):
-    # One of the first two is right, which is outside of the band too: it is a matter of whole groups all the same.
+    # One of the first two is correct, which is outside of the band. But the band only applies to whole groups.
     settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_stop_after": 0, "log_groups": 100}
     make(tiny_model, tmp_path, dynamic_sampling_min_accuracy=0.55, **settings).train()
     dropped = [row for row in read_ledger(tmp_path).to_pylist() if row["drop_reason"] == "outside_band"]
@@ -117,14 +120,14 @@ def test_the_memory_hears_of_each_completion_once(tiny_model, tmp_path):
     known = sorted(
         (r.num_scored, r.num_correct) for r in trainer._sampler.selection.find(PromptMemory)._records.values()
     )
-    # Prompts 0 3 6, and 7 in part; 1 2 4 5 whole.
+    # Prompts 0 3 6 and a part of 7; whole groups of 1 2 4 5.
     assert known == [(2, 0)] * 3 + [(2, 1)] + [(4, 1)] * 4
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dynamic_sampling_screen": "4"}, "a number of at least 2 and below `num_generations` .4., got '4'"),
+        ({"dynamic_sampling_screen": "4"}, "a number of at least 2 and less than `num_generations` .4., got '4'"),
         ({"dynamic_sampling_screen": 1}, "got '1'"),
         ({"dynamic_sampling_screen": "few"}, "got 'few'"),
         ({"dynamic_sampling_mode": "mask"}, "`dynamic_sampling_screen='2'` has no effect with .*'mask'"),
@@ -157,7 +160,7 @@ CARRIED = {"dynamic_sampling_surplus": "carry", "max_steps": 3, "learning_rate":
 
 
 def one_right_and_equal_wrongs():
-    """As `first_is_right_unless_multiple_of_3`, with one text for all wrong completions of a prompt."""
+    """Like `first_is_right_unless_multiple_of_3`, but all incorrect completions of a prompt have the same text."""
     seen = Counter()
 
     def script(text, i):
@@ -168,7 +171,10 @@ def one_right_and_equal_wrongs():
 
 
 def advantages_of(seen):
-    """The advantages of each completion of each prompt: one, if equal completions of a group have equal ones."""
+    """
+    Return the advantages of the completions of each prompt: one value per text if equal completions have equal
+    advantages.
+    """
     found = defaultdict(set)
     for text, completion, advantage, _ in seen:
         found[text, completion].add(round(advantage, 5))
@@ -176,7 +182,7 @@ def advantages_of(seen):
 
 
 def test_a_reward_of_the_step_gives_equal_completions_of_a_group_equal_advantages(tiny_model, tmp_path):
-    """A group of which the first completions wait over an optimizer step."""
+    """A group whose first completions wait during an optimizer step."""
 
     def grows(completions, trainer_state, **kwargs):
         return [float("right" in completion) + 10 * trainer_state.global_step for completion in completions]
@@ -186,7 +192,7 @@ def test_a_reward_of_the_step_gives_equal_completions_of_a_group_equal_advantage
     trainer.train()
     assert all(len(advantages) == 1 for advantages in advantages_of(seen).values())
     assert {completion for _, completion in advantages_of(seen)} > {"right"}
-    # Some groups were made whole after a step, with a value that their first completions did not have.
+    # Some groups were completed after a step, with a value that their first completions did not have.
     assert sum(log["dynamic_sampling/partial_groups"] for log in trainer.state.log_history[:-1]) > 0
 
 
@@ -213,7 +219,7 @@ def test_a_reward_that_ranks_the_completions_of_a_group_ranks_all_of_it(tiny_mod
     by_prompt = defaultdict(dict)
     for text, completion, advantage, _ in seen:
         by_prompt[text][len(completion)] = advantage
-    # Ranks 0, 1, 2, 3 have the mean 1.5 and the standard deviation 1.29: advantages of -1.16, -0.39, 0.39, 1.16.
+    # The rewards 0, 1, 2, 3 have the mean 1.5 and the standard deviation 1.29: advantages of -1.16, -0.39, 0.39, 1.16.
     for advantages in by_prompt.values():
         assert [advantages[length] for length in (1, 2, 3, 4)] == pytest.approx(
             [-1.162, -0.387, 0.387, 1.162], abs=1e-3
@@ -222,7 +228,9 @@ def test_a_reward_that_ranks_the_completions_of_a_group_ranks_all_of_it(tiny_mod
 
 
 def test_a_reward_that_draws_at_random_is_drawn_once_for_all_completions_of_a_group(tiny_model, tmp_path):
-    """The values of a group that trains are those of one call; equal completions are drawn equally within a call."""
+    """
+    The reward values of a group that trains come from one call. Within a call, equal completions get equal values.
+    """
     dice = random.Random(0)
 
     def drawn(prompts, completions, **kwargs):
@@ -238,7 +246,7 @@ def test_a_reward_that_draws_at_random_is_drawn_once_for_all_completions_of_a_gr
 
 
 def test_first_completions_are_scored_twice_and_those_of_dropped_groups_once(tiny_model, tmp_path):
-    """Prompts 0 3 6 are dropped by 2 completions; 1 2 4 5 are whole: 2 completions first, and then all 4."""
+    """Prompts 0 3 6 are dropped after 2 completions. 1 2 4 5 are completed: first 2 completions, and then all 4."""
     scored = Counter()
 
     def counted(prompts, completions, **kwargs):

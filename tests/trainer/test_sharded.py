@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2, ZeRO-2 and ZeRO-3 as the recipes configure them, in two gloo processes on the CPU, against one process."""
+"""FSDP2, ZeRO-2 and ZeRO-3 as in the recipes, in two gloo processes on the CPU, compared with one process."""
 
 import signal
 import warnings
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
-# What accelerate and TRL say of the engine that runs: the kind, the stage of ZeRO, the version of FSDP.
+# The engine that accelerate and TRL report: its kind, the stage of ZeRO, the version of FSDP.
 ENGINES = {"fsdp2": ("FSDP", 0, 2), "zero2": ("DEEPSPEED", 2, None), "zero3": ("DEEPSPEED", 3, None)}
 OF_THE_CUT = ("padding_share", "microbatches", "peak_microbatch_tokens")  # for one process or for two
 needs_deepspeed = pytest.mark.skipif(
@@ -36,7 +36,7 @@ def one_process(tiny_model, tmp_path_factory):
     params=["fsdp2", pytest.param("zero2", marks=needs_deepspeed), pytest.param("zero3", marks=needs_deepspeed)],
 )
 def sharded(request, tiny_model, tmp_path_factory):
-    """The folder of an engine's runs."""
+    """Folder of the runs of an engine."""
     config = RECIPES / f"{request.param}.yaml"
 
     def start():
@@ -46,7 +46,7 @@ def sharded(request, tiny_model, tmp_path_factory):
 
     folder, result = start()
     if result.returncode == -signal.SIGABRT:
-        # Native code gave up, of which Python says nothing: seen once in some fifty starts, with torch 2.11.
+        # Native code crashed, which Python does not report. It happened once in about fifty starts, with torch 2.11.
         said = [line for line in result.stderr.splitlines() if "terminate called" in line or "what()" in line]
         warnings.warn(f"{request.param} was aborted, and is started once more: {said}", stacklevel=1)
         folder, result = start()
@@ -60,7 +60,7 @@ def reports(folder, name):
 
 
 def test_each_rank_holds_half_of_the_optimizer_state(sharded, one_process):
-    # Rows that do not divide by two, and padding, go to one of the ranks.
+    # Numbers of rows that cannot be divided by two, and padding, which are on one of the processes.
     whole = one_process["plain"]["local_moments"]
     for report in reports(sharded, "plain"):
         assert 0.4 * whole < report["local_moments"] < 0.6 * whole
@@ -73,7 +73,7 @@ def test_sharded_ranks_choose_rows_log_and_step_as_one_process_does(sharded, one
         assert rows == [row for part in parts for row in part]
     assert first["logs"] == second["logs"]
     for one, two in zip(whole["logs"], first["logs"], strict=True):
-        # A mean over nothing is `None`.
+        # A mean over no values is `None`.
         expected = {key: value for key, value in one.items() if key not in OF_THE_CUT and value is not None}
         assert {key: two[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     for key in ("loss", "grad_norm"):
@@ -82,7 +82,7 @@ def test_sharded_ranks_choose_rows_log_and_step_as_one_process_does(sharded, one
     assert torch.equal(found[0], expected[0])
     assert (expected[-1] - expected[0]).abs().max() > 1e-3
     for one, two in zip(expected, found, strict=True):
-        # Adam divides by the gradient's size, so one near zero moves its weight by what it was rounded.
+        # Adam divides by the size of the gradient, so a weight with a gradient near zero moves according to rounding.
         torch.testing.assert_close(two, one, rtol=0, atol=3e-5)
 
 
@@ -97,7 +97,7 @@ def test_a_budget_changes_the_number_of_passes_of_sharded_ranks_and_no_weight(sh
 
 @pytest.mark.parametrize("name", ["empty", "empty, budget", "empty, grpo"])
 def test_a_rollout_without_an_accepted_group_moves_no_sharded_weight(sharded, name):
-    # Between two steps that do: there is momentum to coast on, and weights to decay.
+    # This step is between two that train, so there is momentum and weight decay that could change the weights.
     report = reports(sharded, name)[0]
     assert [log["dynamic_sampling/groups_trained"] == 0 for log in report["logs"]] == [False, True, False]
     if name != "empty, grpo":
@@ -127,7 +127,8 @@ def test_the_reference_of_sharded_weights_is_where_they_started(sharded):
 
 
 def test_ranks_whose_completions_end_apart_sample_together(sharded):
-    # Every token of either rank gathers the shards of both: who has ended must go on until the other has.
+    # Every generated token gathers the shards of both processes, so one that has finished must continue until the
+    # other has.
     longest = [report["longest"] for report in reports(sharded, "whole")]
     assert len(longest[0]) == len(longest[1]) >= 4
     assert any(one != two for one, two in zip(*longest, strict=True))

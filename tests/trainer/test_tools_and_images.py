@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts that call tools and prompts that hold images: sampled once, replayed as they were."""
+"""Rollouts that call tools, and prompts with images: sampled once, and replayed unchanged."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def record_rollouts(trainer):
 
 
 def test_a_tool_is_called_once_a_completion_and_its_result_is_not_trained_on(tool_model, tmp_path):
-    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
+    """Prompts 0, 3, 6, ... are never solved. For the others, the first of each 4 completions is correct."""
     calls = []
 
     def double(number: int) -> int:
@@ -54,7 +54,7 @@ def test_a_tool_is_called_once_a_completion_and_its_result_is_not_trained_on(too
 
     logs = trainer.state.log_history[0]
     assert logs["filtered_reward"] == 1 / 4
-    assert len(calls) == logs["dynamic_sampling/completions_generated"]  # none in the replay
+    assert len(calls) == logs["dynamic_sampling/completions_generated"]  # no tool calls in the replay
     assert calls[:4] == [0] * 4
     (rollout,) = rollouts
     num_answer_tokens, num_call_tokens = 0, 0
@@ -79,7 +79,7 @@ def grey(i):
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_prompts_with_images_train_on_the_images_of_the_groups_that_were_kept(image_model, tmp_path, beta):
-    """Prompt i shows one grey of 10 i: the pixels that reach the model say which prompts train."""
+    """Prompt i shows the gray value 10 i, so the pixels that reach the model identify the prompts that train."""
 
     def script(text, i):
         return ("right" if int(text.split("prompt ")[1].split(":")[0]) % 3 and i % 4 == 0 else "wrong") + "<eos>"

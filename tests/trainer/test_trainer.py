@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sampling phase, by its behaviour: what is sampled, what trains, and what is said about it."""
+"""The behavior of the sampling phase: what is sampled, what trains, and what is logged."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.settings.sampling_defaults import PAPER
 
 
-# ---- Sample until full ----
+# ---- Sample until the batch is full ----
 
 
 def test_a_rollout_is_full_of_accepted_groups_in_prompt_order_and_counts_what_was_sampled(tiny_model, tmp_path):
@@ -46,11 +46,11 @@ def test_a_rollout_is_full_of_accepted_groups_in_prompt_order_and_counts_what_wa
     trainer.train()
     # 4 groups of 4 train. Prompts 0 and 3 are dropped, so 1, 2, 4 and 5 are the first four that are accepted.
     assert sorted(number(text) for text, *_ in seen) == [1] * 4 + [2] * 4 + [4] * 4 + [5] * 4
-    # One of four is right: mean 1/4, standard deviation (with Bessel's correction) 1/2.
+    # One of four is correct: mean 1/4, standard deviation (with Bessel's correction) 1/2.
     for _, completion, advantage, _ in seen:
         expected = 3 / 4 if completion == "right" else -1 / 4
         assert advantage == pytest.approx(expected / (1 / 2 + 1e-4), rel=1e-5)
-    # Round 1 draws prompts 0 to 3 and keeps 1 and 2; the later rounds go on until two more are found.
+    # Round 1 draws prompts 0 to 3 and accepts 1 and 2. Later rounds draw more until two more are accepted.
     generated = len(trainer.sampled) // 4
     assert [number(text) for text in trainer.sampled[::4]] == list(range(generated))
     dropped = sum(1 for i in range(generated) if i % 3 == 0)
@@ -112,7 +112,7 @@ def test_a_reward_function_that_changes_what_it_is_handed_changes_nothing_that_t
         weights_after.append(weights(trainer))
     assert trained[0] == trained[1]
     assert torch.equal(*weights_after)
-    assert lengths == {3}  # each row has values of its own
+    assert lengths == {3}  # each row has its own values
 
 
 def test_an_all_wrong_group_of_different_lengths_is_dropped_although_its_total_reward_varies(tiny_model, tmp_path):
@@ -132,7 +132,7 @@ def test_an_all_wrong_group_of_different_lengths_is_dropped_although_its_total_r
 
 
 def test_weights_that_a_callback_changes_decide_from_then_on(tiny_model, tmp_path):
-    """Advantages follow `reward_weights` at once, and so does what is dropped."""
+    """A change of `reward_weights` takes effect immediately, on advantages and on which groups are dropped."""
 
     def style(completions, **kwargs):
         return [float(i % 2) for i, _ in enumerate(completions)]
@@ -146,8 +146,8 @@ def test_weights_that_a_callback_changes_decide_from_then_on(tiny_model, tmp_pat
     seen = spy_on_training(trainer)
     trainer.train()
     assert [sorted({number(text) for text, *_ in rows}) for rows in (seen[:16], seen[16:])] == [
-        [0, 1, 2, 3],  # every group differs in style
-        [4, 5, 7, 8],  # of 4 to 7 number 6 has no right completion
+        [0, 1, 2, 3],  # every group differs in style; of 4 to 7, number 6 has no correct completion
+        [4, 5, 7, 8],  # 6 is missing, since it has no correct completion
     ]
 
 
@@ -164,9 +164,10 @@ def test_a_users_rule_decides_alone_and_its_reasons_are_counted(tiny_model, tmp_
     trainer = ScriptedTrainer(tiny_model, right, args, group_filter=odd_only, **data)
     seen = spy_on_training(trainer)
     trainer.train()
-    assert {number(text) for text, *_ in seen} == {1, 3, 5, 7}  # 3 is all wrong: nothing else decides
+    # 3 has no correct completion, but only the filter decides
+    assert {number(text) for text, *_ in seen} == {1, 3, 5, 7}
     assert trainer.state.log_history[0]["dynamic_sampling/dropped/even"] >= 4
-    assert "`group_filter` decides which groups train." in capsys.readouterr().out
+    assert "`group_filter` decides which groups are accepted." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["arrow", "pandas"])
@@ -200,16 +201,19 @@ def test_rewards_get_the_types_of_grpo_trainer_from_a_pandas_dataset(tiny_model,
 
 
 def test_a_users_rule_that_cannot_be_called_is_refused(tiny_model, tmp_path):
-    with pytest.raises(TypeError, match=r"must be a callable of a group's rewards and rows, got 'all_wrong'"):
+    with pytest.raises(TypeError, match=r"must be a function of the rewards and rows of a group, got 'all_wrong'"):
         DAPOTrainer(tiny_model, right, tiny_config(tmp_path), train_dataset=prompts(24), group_filter="all_wrong")
 
 
 @pytest.mark.parametrize(
-    ("scaling", "threshold", "verdict"), [([0.0, 1.0, 5.0, 10.0], 0.0, "right"), ([0.0, 1.0, -1.0, 1.0], 1.0, "wrong")]
+    ("scaling", "threshold", "verdict"),
+    [([0.0, 1.0, 5.0, 10.0], 0.0, "correct"), ([0.0, 1.0, -1.0, 1.0], 1.0, "incorrect")],
 )
 def test_a_threshold_that_parts_no_rewards_is_refused(tiny_model, tmp_path, scaling, threshold, verdict):
     args = tiny_config(tmp_path, reward_scaling=scaling, dynamic_sampling_accuracy_threshold=threshold)
-    with pytest.raises(ValueError, match=f"makes every completion {verdict}.* Set the threshold between them"):
+    with pytest.raises(
+        ValueError, match=f"every completion counts as {verdict}, .* Set the threshold to a value between"
+    ):
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))
 
 
@@ -219,9 +223,9 @@ def test_with_the_accuracy_reward_named_it_alone_says_what_is_right(tiny_model, 
 
     settings = {"per_device_eval_batch_size": 4, "dynamic_sampling_rewards": ["right"]}
     trainer = make_trainer(tiny_model, tmp_path, reward_funcs=[right, well_formed], **settings)
-    metrics = trainer.evaluate(prompts(2))  # prompt 0 is never solved, prompt 1 once in four
+    metrics = trainer.evaluate(prompts(2))  # prompt 0 is never solved, prompt 1 one time in four
     assert (metrics["eval_avg@4"], metrics["eval_pass@4"]) == (1 / 8, 1 / 2)
-    assert "eval_maj@4" not in metrics  # without answers to vote on
+    assert "eval_maj@4" not in metrics  # without votes, since there are no answers
     assert not any("dynamic_sampling" in name for name in metrics)
     assert trainer.reward_funcs == [right, well_formed]  # the user's own objects
 
@@ -256,7 +260,7 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
     live = [row for row in seen if row[3] > 0]
     assert len(seen) == 16
     assert [number(text) for text, *_ in live] == [2] * 4
-    assert [tokens for *_, tokens in live] == [6] * 4  # "right" and "wrong" have 5 letters and an end
+    assert [tokens for *_, tokens in live] == [6] * 4  # "right" and "wrong" have 5 letters and an end token
     assert all(advantage == 0 for *_, advantage, tokens in seen if tokens == 0)
     logs = trainer.state.log_history[0]
     assert logs["dynamic_sampling/tokens_trained"] == 24
@@ -270,9 +274,9 @@ def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
     with pytest.raises(RuntimeError) as error:
         trainer.train()
     assert str(error.value) == (
-        "The batch is not full at the limit of 3 batches of completions: 0 of 12 sampled groups were accepted; the "
-        "batch takes 4 (dropped: all_correct 12). Most prompts are too easy for the model: use harder prompts or more "
-        "`num_generations`. Or raise `dynamic_sampling_max_gen_batches` (3), or set "
+        "The batch is not full at the limit of 3 batches of completions: 0 of 12 sampled groups were accepted "
+        "(dropped: all_correct 12); the batch has room for 4. Most prompts are too easy for the model: use harder "
+        "prompts or a larger `num_generations`. Or raise `dynamic_sampling_max_gen_batches` (3), or set "
         "`dynamic_sampling_on_exhausted='top_up'` to train on what was accepted."
     )
 
@@ -320,7 +324,8 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
     ]
     first = {"sampling_seconds": 10.0 * rounds[0], "rewards_seconds": 2.0 * rounds[0]}
     assert timelines[0] == {**first, "update_seconds": 0.0, "other_seconds": 0.0}
-    # Since then a step of 5 s, an evaluation (10 s and 2 s) and a checkpoint, of whose 10 s 7 are a callback's.
+    # Since the last log: a step of 5 s, an evaluation (10 s and 2 s) and a checkpoint of 10 s, of which a callback
+    # takes 7.
     second = {"sampling_seconds": 10.0 * rounds[1], "rewards_seconds": 2.0 * rounds[1]}
     assert timelines[1] == {**second, "update_seconds": 5.0 + 7.0, "other_seconds": 12.0 + 3.0}
 
@@ -328,12 +333,12 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
 @pytest.mark.parametrize(
     ("spent", "timeline"),
     [
-        # In turns with a server: it samples for 6 s of 20, and idles but for an evaluation of 3.
+        # In turns with a server: it samples for 6 s of 20, and is idle except for an evaluation of 3 s.
         (
             {"engine": 6.0, "rewards": 1.0, "evaluation": 3.0, "checkpoint": 2.0},
             {"sampling": 6.0, "rewards": 1.0, "update": 8.0, "other": 5.0, "wait": 6.0, "idle": 11.0},
         ),
-        # Ahead: 9 s beside the trainer, which waited for 4 of them, and a second round of 5.
+        # Ahead: 9 s while the trainer works, which waits for 4 of them, and a second round of 5 s.
         (
             {"ahead": 9.0, "wait": 4.0, "engine": 5.0},
             {"sampling": 14.0, "rewards": 0.0, "update": 11.0, "other": 0.0, "wait": 9.0, "idle": 6.0},
@@ -365,7 +370,7 @@ def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_pat
     assert trainer.state.log_history[0]["answered"] == 1.0
 
 
-# ---- Drop-in ----
+# ---- Drop-in replacement ----
 
 
 @pytest.mark.parametrize(
@@ -373,8 +378,8 @@ def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_pat
     [
         {},
         {"num_iterations": 2},
-        # Where a rollout makes two optimizer steps, TRL's token mean takes their average token count and ours each its
-        # own; TRL's other losses are TRL's.
+        # If a rollout trains in two optimizer steps, TRL's token mean divides by their average token count, and ours
+        # by the count of each. TRL's other losses are unchanged.
         {"steps_per_generation": 8, "loss_type": "grpo"},
         {"beta": 0.1},
     ],
@@ -418,7 +423,7 @@ def test_without_args_a_dapo_config_is_made(tiny_model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "fix"),
-    [(GRPOConfig, r"`GRPOConfig\(...\)` by `DAPOConfig\(...\)`"), (dict, r"`{...}` by `DAPOConfig\(\*\*{...}\)`")],
+    [(GRPOConfig, r"`GRPOConfig\(...\)` with `DAPOConfig\(...\)`"), (dict, r"`{...}` with `DAPOConfig\(\*\*{...}\)`")],
 )
 def test_other_args_are_refused_with_the_fix_in_the_message(tiny_model, tmp_path, kind, fix):
     args = kind(output_dir=str(tmp_path), bf16=False, use_cpu=True)
@@ -429,7 +434,7 @@ def test_other_args_are_refused_with_the_fix_in_the_message(tiny_model, tmp_path
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("acc", "names 'acc', but the reward functions are 'right'"),
+        ("acc", "names 'acc', which is not a reward function of this run. Choose from 'right'"),
         ("soft_overlong_punishment", "'soft_overlong_punishment', a length penalty"),
     ],
 )
@@ -461,7 +466,7 @@ def named_otherwise(completion_ids, **kwargs):
     ],
 )
 def test_overlong_completions_are_not_punished_twice(tiny_model, tmp_path, punishment, name):
-    message = f"`overlong_buffer_length=4` .* reward function '{name}'.* Leave out one of them"
+    message = f"`overlong_buffer_length=4` .* reward function '{name}'.* Leave out one of the two"
     with pytest.raises(ValueError, match=message):
         make_trainer(tiny_model, tmp_path, reward_funcs=[right, punishment], overlong_buffer_length=4)
     make_trainer(tiny_model, tmp_path, reward_funcs=[right, punishment])
@@ -473,7 +478,7 @@ def test_overlong_completions_are_not_punished_twice(tiny_model, tmp_path, punis
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"train_dataset": Dataset.from_dict({"question": ["?"] * 8})}, "`train_dataset` has no column `prompt`; its"),
+        ({"train_dataset": Dataset.from_dict({"question": ["?"] * 8})}, "`train_dataset` has no column `prompt`. Its"),
         ({"train_dataset": SOLVED, "eval_dataset": {"aime": prompts(8)}}, r"which `eval_dataset\['aime'\]` does not"),
     ],
     ids=["to train", "to evaluate"],
@@ -519,7 +524,7 @@ def test_a_reward_that_nothing_can_train_on_is_named_with_its_function(tiny_mode
     [
         {},
         {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True},
-        {"steps_per_generation": 8, "num_iterations": 2},  # the checkpoint falls in the middle of a rollout
+        {"steps_per_generation": 8, "num_iterations": 2},  # the checkpoint is in the middle of a rollout
     ],
     ids=str,
 )
@@ -539,14 +544,14 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_mo
     assert whole_logs == resumed_logs
 
 
-def test_a_checkpoint_of_grpotrainer_resumes_with_a_fresh_prompt_stream(tiny_model, tmp_path, caplog):
+def test_a_checkpoint_of_grpotrainer_resumes_with_a_new_pass_over_the_prompts(tiny_model, tmp_path, caplog):
     make_trainer(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     checkpoint = tmp_path / "checkpoint-1"
     (checkpoint / "dapo_state.json").unlink()
     resumed = make_trainer(tiny_model, tmp_path, max_steps=2)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert number(resumed.sampled[0]) == 0
-    assert any("the prompts start a fresh pass" in record.message for record in caplog.records)
+    assert any("the pass over the prompts starts from the beginning" in record.message for record in caplog.records)
 
 
 # ---- Reward scaling and evaluation ----
@@ -569,22 +574,22 @@ def test_rewards_are_scaled_in_training_and_right_in_evaluation_too(tiny_model, 
     trainer.train()
     assert trainer.state.log_history[0]["filtered_reward"] == pytest.approx(trained)
     metrics = trainer.evaluate(prompts(3).select([1, 2]))
-    assert metrics["eval_reward"] == pytest.approx((3 + 3 * 0.25) / 4)  # as they are
-    assert metrics["eval_avg@4"] == 1 / 4  # 0.25 is on the wrong side of the threshold once it is scaled
+    assert metrics["eval_reward"] == pytest.approx((3 + 3 * 0.25) / 4)  # unchanged
+    assert metrics["eval_avg@4"] == 1 / 4  # 0.25 is below the threshold after scaling
 
 
 def test_evaluation_samples_with_its_own_settings_and_training_keeps_its(tiny_model, tmp_path):
     args = tiny_config(tmp_path, per_device_eval_batch_size=4, eval_top_k=1)
     trainer = DAPOTrainer(tiny_model, right, args, train_dataset=prompts(8))
     trainer.evaluate(prompts(1))
-    assert len(set(trainer._logs["completion"])) == 1  # greedy: all completions of the prompt are one
+    assert len(set(trainer._logs["completion"])) == 1  # greedy: all completions of a prompt are the same
     assert len(trainer._logs["completion"]) == 4
     assert trainer.generation_config.top_k == args.top_k
 
 
 def test_evaluation_reports_avg_pass_and_maj_at_k_of_each_source(tiny_model, tmp_path):
     def script(text, i):
-        # Problem 0: 3 of 4 right; problem 1: 1 of 4, outvoted by two equal wrong ones; problem 2: none.
+        # Problem 0: 3 of 4 correct. Problem 1: 1 of 4, outvoted by two equal incorrect ones. Problem 2: none.
         answers = {0: "7772", 1: "2733", 2: "1111"}[number(text)]
         return f"Answer: {answers[i % 4]}"
 
@@ -608,7 +613,7 @@ def test_a_run_whose_last_step_evaluates_ends_with_its_summary(tiny_model, tmp_p
     )
     trainer.train()
     *_, evaluated, summary = trainer.state.log_history
-    assert evaluated["eval_avg@4"] == 1 / 8  # of prompts 0 and 1 only the latter is solved, once in four
+    assert evaluated["eval_avg@4"] == 1 / 8  # of prompts 0 and 1 only the latter is solved, one time in four
     assert "train_runtime" in summary
     assert not any(name.startswith("eval_") for name in summary)
 
@@ -633,7 +638,7 @@ def test_conversational_evaluations_are_voted_on_by_the_text_of_the_answer(tiny_
 
 
 def gradient_of_the_first_group(tiny_model, folder, num_prompts, **settings):
-    """Of the prompts of a rollout, only the first has right and wrong completions."""
+    """In a rollout, only the first prompt has both correct and incorrect completions."""
 
     def script(text, i):
         return "right" if number(text) == 0 and i % 4 == 1 else "wrong"[: 1 + i % 5]

@@ -450,7 +450,7 @@ def test_another_error_says_in_which_phase_it_happened_and_leaves_the_trainer_as
     trainer = make(tiny_model, tmp_path)
     before, moved = dict(vars(trainer)), weights(trainer)
     trainer.reward_funcs[0] = lambda completions, **kwargs: [float("nan")] * (len(completions) - 1)
-    with pytest.raises(SetupError, match="before anything was generated"):
+    with pytest.raises(SetupError, match="before anything is generated"):
         trainer.trial()
     trainer.reward_funcs[0] = letters
     before = dict(vars(trainer))

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Beside a TRL that is newer than those that were tested: copies of the installed one, each edited in one place."""
+"""A TRL that is newer than all tested versions: copies of the installed one, each edited in one place."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from trl_dapo import trl_check
 
 NEWER = "1.99.0"
 GRPO = "trainer/grpo_trainer.py"
-# Files, what is replaced in them (a regular expression), and by what.
+# For each copy: the file, what is replaced in it (a regular expression), and the replacement.
 EDITS = {
     "nothing": (GRPO, "class GRPOTrainer", "class GRPOTrainer"),
     "a docstring": (GRPO, r"(def _prepare_inputs\(.*?\) -> .*?:\n)", r'\1        """Other words."""\n'),
@@ -29,6 +29,7 @@ EDITS = {
     "a body": (GRPO, r"(def _prepare_inputs\(.*?\) -> .*?:\n)", r"\1        _ = None\n"),
     "an attribute": (GRPO, "_pending_extra_logs", "_extra_logs"),
     "a function": ("trainer/*.py", "shuffle_sequence_dict", "shuffle_sequences"),
+    "a class": ("generation/vllm_client.py", "class VLLMClient", "class VLLMHttpClient"),
     "a method of the client": ("generation/vllm_client.py", r"def init_communicator\(", "def open_communicator("),
 }
 CHECK = """
@@ -53,7 +54,7 @@ for folder in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What is said beside each edited copy when the trainer's module asks for TRL."""
+    """Return the messages for each edited copy when the trainer's module is imported with it."""
     root, package = tmp_path_factory.mktemp("copies"), Path(trl.__file__).parent
     for name, (files, old, new) in EDITS.items():
         copy, num_edits = root / name / "trl", 0
@@ -87,8 +88,8 @@ def test_what_changes_no_code_is_not_mentioned(said, edited):
 def test_changed_code_is_one_warning_that_names_the_method_and_the_newest_tested_version(said, edited, method):
     (warning,) = said[edited]
     newest = list(json.loads(trl_check.TESTED_FILE.read_text()))[-1]
-    assert f"TRL {NEWER} is newer than the newest that trl-dapo" in warning
-    assert f"changed the code of `GRPOTrainer.{method}`. Every name" in warning
+    assert f"TRL {NEWER} is newer than the newest version that trl-dapo" in warning
+    assert f"the code of `GRPOTrainer.{method}` has changed. All names" in warning
     assert warning.endswith(f"`pip install trl=={newest}`.")
 
 
@@ -99,11 +100,12 @@ def test_changed_code_is_one_warning_that_names_the_method_and_the_newest_tested
         ("a parameter", "`GRPOTrainer._generate` takes (self, prompts, schema), expected (self, prompts)"),
         ("an attribute", "`GRPOTrainer._pending_extra_logs` is gone"),
         ("a function", "`trl.trainer.utils.shuffle_sequence_dict` is gone"),
+        ("a class", "cannot import name 'VLLMClient'"),
         ("a method of the client", "`VLLMClient.init_communicator` is gone"),
     ],
 )
 def test_a_missing_name_and_a_changed_signature_are_an_error_that_names_them_and_a_version(said, edited, broken):
     (error,) = said[edited]
     assert error.startswith("ImportError: trl-dapo ")
-    assert f"does not fit TRL {NEWER}: {broken}" in error
+    assert f"does not work with TRL {NEWER}: {broken}" in error
     assert "`pip install trl==" in error

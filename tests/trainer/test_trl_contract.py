@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every private name this package leans on exists upstream, with the shape it is used in."""
+"""Every private name that this package relies on exists in TRL, with the expected parameters."""
 
 import ast
 import dataclasses
@@ -49,7 +49,10 @@ def test_trl_has_every_name_with_the_parameters_that_are_used():
 
 
 def test_the_code_that_is_wrapped_is_that_of_a_version_that_is_noted_as_tested():
-    """After a look at what changed, `python -m trl_dapo.trl_check` notes it. Hashes are the same on every Python."""
+    """
+    After reviewing a change, record it with `python -m trl_dapo.trl_check`. Hashes are the same on every version of
+    Python.
+    """
     tested = json.loads(trl_check.TESTED_FILE.read_text())
     if trl.__version__ not in tested:
         pytest.skip(f"TRL {trl.__version__} is not noted as tested")
@@ -58,7 +61,7 @@ def test_the_code_that_is_wrapped_is_that_of_a_version_that_is_noted_as_tested()
 
 def assert_takes(function, parameters):
     owner = SimpleNamespace(__name__="", **{function.__name__: function})
-    assert [*trl_check.why_other(owner, function.__name__, parameters)] == [], WHERE
+    assert [*trl_check.find_differences(owner, function.__name__, parameters)] == [], WHERE
 
 
 def test_log_probabilities_take_what_they_are_called_with_and_come_as_three(trainer):
@@ -182,7 +185,7 @@ def test_a_rollout_holds_the_keys_that_are_replayed(trainer):
 
 
 def test_unscored_rows_weigh_nothing_in_trls_advantages(trainer, monkeypatch):
-    """Rows that only fill the batch carry NaN rewards: TRL must leave them out of every mean."""
+    """Rows that only fill the batch have NaN rewards, which TRL must leave out of every mean."""
     rewards = torch.tensor([[1.0], [0.0], [1.0], [0.0], *[[torch.nan]] * 4])
     monkeypatch.setattr(trainer, "_calculate_rewards", lambda *args: rewards)
     trainer.model.train()
@@ -192,7 +195,7 @@ def test_unscored_rows_weigh_nothing_in_trls_advantages(trainer, monkeypatch):
     assert rollouts["advantages"].tolist() == pytest.approx([expected, -expected] * 2 + [0.0] * 4, rel=1e-5)
 
 
-# ---- Nothing is used that is not listed ----
+# ---- No name is used that is not listed ----
 
 PACKAGE = Path(trl_dapo.__file__).parent
 LISTED = {
@@ -205,7 +208,7 @@ LISTED = {
 
 
 def is_trainer(node):
-    """Whether an expression is `self`, `trainer`, `self.trainer` or `super()`."""
+    """Return whether an expression is `self`, `trainer`, `self.trainer` or `super()`."""
     if isinstance(node, ast.Name):
         return node.id in ("self", "trainer")
     if isinstance(node, ast.Attribute):
@@ -214,7 +217,7 @@ def is_trainer(node):
 
 
 def holds_a_trainer(tree):
-    """Whether a module defines a trainer, or takes one."""
+    """Return whether a module defines a trainer, or takes one as an argument."""
     nodes = list(ast.walk(tree))
     bases = {getattr(base, "id", None) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
     takes = {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
@@ -228,12 +231,13 @@ def test_every_attribute_of_trls_trainer_that_is_used_is_listed():
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     used = {node.attr for node in nodes if is_trainer(node.value)} - {"__init__"}
     theirs = {name for name in used if hasattr(GRPOTrainer, name) or re.search(rf"self\.{name}\b", upstream)}
-    assert theirs >= {"_generate", "rollout_func", "model_wrapped"}  # the walk finds methods, attributes, callbacks'
+    # the search finds methods, attributes, and those of callbacks
+    assert theirs >= {"_generate", "rollout_func", "model_wrapped"}
     assert theirs - LISTED == set()
 
 
 def calls_of_trl(tree):
-    """Calls in a module of methods of a trainer and of functions imported from TRL: name, arguments, keywords."""
+    """Return the calls in a module of methods of a trainer and of functions of TRL: name, arguments, keywords."""
     nodes = list(ast.walk(tree))
     imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl"))
     imported = {alias.name for node in imports for alias in node.names}

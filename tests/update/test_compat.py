@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What older releases lack, as a newer one shows it."""
+"""Features that older releases lack, tested on a newer one."""
 
 import re
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from trl_dapo.update import compat
 
 
 def refuses(monkeypatch, release, **of_trainer):
-    """Whether a trainer on a release of transformers is refused, with what it needs in the message."""
+    """Return whether a trainer is refused on a release of transformers, with the versions in the message."""
     monkeypatch.setattr(compat.transformers, "__version__", f"{release}.0")
     state = SimpleNamespace(fsdp_plugin=of_trainer.pop("fsdp", None))
     trainer = SimpleNamespace(model=torch.nn.Linear(1, 1), ref_model=None, num_ranks_sharing_a_row=1)
@@ -21,17 +21,17 @@ def refuses(monkeypatch, release, **of_trainer):
     try:
         compat.check_release(trainer)
     except ValueError as error:
-        return re.search(r"needs transformers>=(.*); (.*) is installed\.", str(error)).groups()
+        return re.search(r"needs transformers>=(.*), but (.*) is installed\.", str(error)).groups()
 
 
 def test_weights_sharded_at_load_need_a_transformers_that_knows_of_them(monkeypatch):
     assert refuses(monkeypatch, "5.18") is None
-    monkeypatch.setattr(compat, "DTensor", torch.nn.Parameter)  # any weight passes for a shard
+    monkeypatch.setattr(compat, "DTensor", torch.nn.Parameter)  # makes all weights count as sharded
     assert refuses(monkeypatch, "5.18") == ("5.19", "5.18.0")
-    assert refuses(monkeypatch, "5.18", num_ranks_sharing_a_row=2) is None  # as tensor parallelism shards
+    assert refuses(monkeypatch, "5.18", num_ranks_sharing_a_row=2) is None  # sharded by tensor parallelism
     assert refuses(monkeypatch, "5.19") is None
     monkeypatch.setattr(compat.transformers, "__version__", "5.18.0")
-    with pytest.raises(ValueError, match="Weights that were sharded at load"):
+    with pytest.raises(ValueError, match="weights that were sharded when loaded"):
         ScriptedUpdate()
 
 

@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM sampled is weighed by the pass that trains, as TRL weighs it by a pass of its own before."""
+"""Importance sampling weights for vLLM's completions come from the pass that trains, as those of TRL come from a pass
+before.
+"""
 
 import math
 from functools import partial
@@ -21,7 +23,7 @@ from trl_dapo.update.step_metrics import StepMetrics, metrics_of_tokens
 
 # ---- The weight, by hand ----
 
-# The policy gives tokens 0.5, 1 and 4 times the engine's probability, and a fourth is no loss token.
+# The policy gives three tokens 0.5, 1 and 4 times the engine's probability. The fourth is not in the loss.
 LOG_RATIO = torch.tensor([[0.5, 1.0, 4.0, 9.0]]).log()
 MASK = torch.tensor([[1, 1, 1, 0]])
 WEIGHTS = {
@@ -49,7 +51,8 @@ def test_a_token_of_which_the_engine_says_nothing_weighs_1():
 
 @pytest.mark.parametrize(
     ("weight", "expected"),
-    # The engine says nothing of a fourth token. Of tokens 0.5, 1 and 4; of the completion their product.
+    # The engine gives no log-probability for a fourth token. The ratios are 0.5, 1 and 4, and their product for the
+    # completion.
     [(torch.ones(1, 4), (0.5, 5.5 / 3, 4.0)), (torch.ones(1, 1), (2.0, 2.0, 2.0))],
     ids=["by the token", "by the completion"],
 )
@@ -62,7 +65,7 @@ def test_the_ratio_is_logged_before_its_bound_too(weight, expected):
     assert found == [pytest.approx(value) for value in expected]
 
 
-# ---- Beside TRL's own pass ----
+# ---- Compared with TRL's own pass ----
 
 WEIGHT = "sampling/importance_sampling_ratio"
 
@@ -81,13 +84,13 @@ SETTINGS = {
     "one rollout ahead": {**CARRY, "rollouts_ahead": 1},
     "a reference": {**CARRY, "beta": 0.1},
     "budget of tokens": {"max_tokens_per_microbatch": 40},
-    # Without carried groups the minimum of the first rollout is that of both, as TRL's mean of the two minima is not.
-    "two rollouts a step": {"gradient_accumulation_steps": 8, "steps_per_generation": 4, **PAPER},
+    # Without carried groups, the minimum of the first rollout is over both steps, unlike TRL's mean of the two minima.
+    "two rollouts per step": {"gradient_accumulation_steps": 8, "steps_per_generation": 4, **PAPER},
 }
 
 
 class Watched(DAPOTrainer):
-    """Counts passes, and keeps the gradient of each optimizer step."""
+    """Count passes, and record the gradient of each optimizer step."""
 
     def __init__(self, *args, **kwargs):
         self.gradients, self.passes = [], []
@@ -96,8 +99,8 @@ class Watched(DAPOTrainer):
 
 def stray(client):
     """
-    Lets an engine's log-probabilities differ from the policy's, by the token, and say nothing of some; the first of
-    each four completions is cut off.
+    Make the engine's log-probabilities differ from the policy's, per token, and be missing for some. The first of each
+    four completions is cut off.
     """
     generate = client.generate
 
@@ -114,7 +117,7 @@ def stray(client):
 
 
 def train(model, folder, **settings):
-    """Two steps with an engine that strays; passes are counted as (with gradient, model, rows)."""
+    """Two steps with an engine that differs. Passes are recorded as (with gradient, model, rows)."""
     defaults = {"use_vllm": True, "vllm_mode": "server", "max_steps": 2, "num_generations": 4, "learning_rate": 1e-2}
     args = tiny_config(folder, **{**defaults, "shuffle_dataset": False, "logging_steps": 1, **settings})
     with stand_ins(model) as clients:
@@ -135,7 +138,7 @@ def passes_without_gradient(trainer):
 
 @pytest.fixture
 def keep_the_pass(monkeypatch):
-    return partial(monkeypatch.setattr, UpdatePhaseMixin, "_passes_once", False)
+    return partial(monkeypatch.setattr, UpdatePhaseMixin, "_trains_in_one_step", False)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -146,7 +149,7 @@ def test_loss_gradient_and_metrics_are_those_of_a_pass_before(name, tiny_model, 
     assert max(map(apart, found.gradients, expected.gradients)) < 1e-6
     for log, log_before in zip(untimed(found.state.log_history), untimed(expected.state.log_history), strict=True):
         assert log == {key: pytest.approx(value, rel=1e-5, abs=1e-7) for key, value in log_before.items()}
-    # Else bounds would be compared that nothing meets.
+    # Otherwise the bounds compared would not apply to any token.
     least, mean, most = (found.state.log_history[0][f"{WEIGHT}/{which}"] for which in ("min", "mean", "max"))
     assert least < mean < most
     assert len(passes_without_gradient(found)) < len(passes_without_gradient(expected))
@@ -154,7 +157,7 @@ def test_loss_gradient_and_metrics_are_those_of_a_pass_before(name, tiny_model, 
 
 def test_rows_that_fill_a_rollout_are_in_no_metric_of_the_engine(tiny_model, tmp_path, keep_the_pass):
     one_batch = {"dynamic_sampling_max_gen_batches": 1, "batch_multiplier": 1.0, "max_steps": 1, **PAPER}
-    # Of 4 prompts 2 train: in a batch of 4, which the others fill, and in a batch of 2.
+    # 2 of 4 prompts train: in a batch of 4, which the others fill, and in a batch of 2.
     filled = train(tiny_model, tmp_path / "filled", **one_batch)
     one_round_of_4 = {"dynamic_sampling_max_gen_batches": 2, "batch_multiplier": 2.0}
     full = train(tiny_model, tmp_path / "full", **one_batch | one_round_of_4, gradient_accumulation_steps=2)
@@ -170,14 +173,14 @@ def test_rows_that_fill_a_rollout_are_in_no_metric_of_the_engine(tiny_model, tmp
     ("settings", "num_passes"),
     [
         ({}, 0),
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, 4),  # of two steps, the second needs it
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, 4),  # only the second of two steps needs it
         ({"num_iterations": 2}, 4),
-        ({"loss_type": "grpo"}, 8),  # weighs in TRL, from a pass of each of two rollouts
+        ({"loss_type": "grpo"}, 8),  # TRL computes the weights, from a pass over each of two rollouts
     ],
-    ids=["one step a rollout", "two steps", "two iterations", "another loss"],
+    ids=["one step per rollout", "two steps", "two iterations", "another loss"],
 )
 def test_rows_pass_once_where_one_step_trains_on_a_rollout(settings, num_passes, tiny_model, tmp_path):
-    """In micro-batches of 4 rows, of which a rollout has 4, and two steps."""
+    """Micro-batches of 4 rows. A rollout has 4 of these, and two optimizer steps."""
     trainer = train(tiny_model, tmp_path, **PAPER, **settings)  # carried rows have passes of their own
     assert passes_without_gradient(trainer) == [4] * num_passes
     assert f"{WEIGHT}/mean" in trainer.state.log_history[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a block changes is put back, also if it fails."""
+"""State that a block changes is restored, also if the block fails."""
 
 import random
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def test_modes_come_back_part_by_part_without_gradients():
 
 
 def test_buffers_and_numbers_that_a_part_of_a_model_replaces_come_back():
-    # As rotary embeddings do whose frequencies depend on the longest text so far.
+    # Like rotary embeddings whose frequencies depend on the longest text so far.
     model = nn.Sequential(nn.Module())
     model[0].register_buffer("frequencies", torch.ones(2), persistent=False)
     model[0].longest = 16

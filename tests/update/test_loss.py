@@ -42,7 +42,7 @@ def test_the_clip_is_wider_above_than_below(ratio, advantage, loss, slope):
 
 @pytest.mark.parametrize("c", [1.28, 1.5, 3.0, 10.0])
 def test_delta_is_the_dual_clip_of_other_frameworks_to_the_last_bit(c):
-    """Their `clip_ratio_c`: where the advantage is negative, the greater of the surrogate and `c` times it."""
+    """Their `clip_ratio_c`: if the advantage is negative, the greater of the surrogate and `c` times it."""
     generator = torch.Generator().manual_seed(0)
     ratio = torch.exp(2 * torch.randn(50_000, 1, generator=generator)).requires_grad_()
     advantages = torch.randn(50_000, 1, generator=generator)
@@ -54,8 +54,8 @@ def test_delta_is_the_dual_clip_of_other_frameworks_to_the_last_bit(c):
 
 
 def test_a_delta_below_the_upper_clip_takes_its_place_for_good_tokens_alone():
-    # TRL's meaning: r is clamped at 1.1, clip(r) is not.
-    # Good: min(1.1, 1.2) x 2. Bad: max(1.1, 1.2) x 2, then max(1.1, 1.28) x 2.
+    # TRL's definition: r is clamped at 1.1, clip(r) is not. Good: min(1.1, 1.2) x 2. Bad: max(1.1, 1.2) x 2, then
+    # max(1.1, 1.28) x 2.
     assert loss_and_slope(1.2, 2.0, delta=1.1) == (pytest.approx(-2.2), 0.0)
     assert loss_and_slope(1.2, -2.0, delta=1.1) == (pytest.approx(2.4), pytest.approx(2.0))
     assert loss_and_slope(50.0, -2.0, delta=1.1) == (pytest.approx(2.56), 0.0)
@@ -77,7 +77,7 @@ def test_clipped_tokens_are_those_without_a_slope():
     low, high, dual = clipped_tokens(ratio, advantages, **CLIP, delta=10.0)
     assert [where.nonzero()[:, 1].tolist() for where in (low, high, dual)] == [[2], [3, 5], [6]]
     assert not clipped_tokens(ratio, advantages, **CLIP)[2].any()
-    # A bad token of ratio 1.2 still has a slope, see above; one of 1.5 has none.
+    # A bad token with a ratio of 1.2 still has a gradient, see above. One with 1.5 has none.
     low, high, dual = clipped_tokens(
         torch.tensor([[1.2, 1.5, 1.5]]), torch.tensor([[-1.0, -1.0, 1.0]]), **CLIP, delta=1.1
     )
@@ -134,7 +134,7 @@ def test_the_kl_estimate_is_zero_at_equality_and_positive_on_both_sides():
 
 
 def test_the_kl_estimate_of_a_token_far_from_the_reference_is_finite():
-    # A masked token may be anything, and 0 times infinity is no zero.
+    # A masked token may have any value, and 0 times infinity is not 0.
     logps = torch.tensor([[-200.0]], requires_grad=True)
     kl = kl_to_reference(logps, torch.tensor([[0.0]]))
     assert kl.item() == pytest.approx(math.exp(20) - 201)

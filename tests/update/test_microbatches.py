@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches: how many a budget of tokens needs, and which row goes where."""
+"""Micro-batches: how many a budget of tokens needs, and which row is in which one."""
 
 import random
 
@@ -18,7 +18,7 @@ def cut(lengths, num_microbatches, budget=None, **options):
 
 
 def padded_cost(lengths, multiple_of=None):
-    """Tokens, padding included, of a micro-batch with rows of these lengths."""
+    """Return the tokens, including padding, of a micro-batch with rows of these lengths."""
     return len(lengths) * sum(widths(lengths, multiple_of))
 
 
@@ -39,20 +39,22 @@ def costs(lengths, microbatches, multiple_of=None):
 
 EQUAL = [(2, 8)]
 WINDOWS = {
-    # Rows of 10 tokens, 30 to a micro-batch: three rows each.
+    # Rows of 10 tokens, 30 in a micro-batch: three rows each.
     **{f"{num} rows of 10": (EQUAL * num, {"budget": 30}, -(-num // 3)) for num in (1, 3, 4, 9, 10)},
     # (3, 9) is padded to 4 + 12 = 16 columns: two rows are 32 tokens, not 24.
-    "columns as they are padded": ([(3, 9)] * 2, {"budget": 31, "multiple_of": 4}, 2),
+    "columns with padding": ([(3, 9)] * 2, {"budget": 31, "multiple_of": 4}, 2),
     "columns that fit": ([(3, 9)] * 2, {"budget": 32, "multiple_of": 4}, 1),
     # Rows of 10 tokens each, but together 2 x (9 + 9) = 36.
     "the longest prompt with the longest completion": ([(1, 9), (9, 1)], {"budget": 35}, 2),
-    # By completion 14 and 13 would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x (10 + 14).
+    # By completion length, the first two would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x
+    # (10 + 14).
     "the order that needs fewer": ([(90, 11), (10, 12), (90, 13), (10, 14)], {"budget": 207}, 2),
-    # A large budget buys no padding: together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
+    # A large budget does not justify padding: together 10 x 100 = 1,000 tokens, of which 810 are padding; separately
+    # none.
     "much padding": ([(10, 90), *EQUAL * 9], {"budget": 10**9}, 2),
     # 10 x 11 = 110 tokens, of which 9 are padding: few enough.
     "little padding": ([(2, 9), *EQUAL * 9], {"budget": 10**9}, 1),
-    # A row takes 64 + 64 columns whatever its length, alone too.
+    # A row takes 64 + 64 columns whatever its length, even on its own.
     "rounded columns": (EQUAL * 8, {"budget": 10**9, "multiple_of": 64}, 1),
     "no rows are one pass": ([], {"budget": 10}, 1),
     "a row beyond the budget": ([(2, 98), *EQUAL * 3], {"budget": 30}, 2),
@@ -69,11 +71,11 @@ def test_a_window_gets_as_many_micro_batches_as_the_budget_needs_and_no_padding_
 
 
 CUTS = {
-    # As on a rank that was told by another that there are two passes, or three.
+    # As on a process that learned from another one that there are two passes, or three.
     "no rows": ([], 2, {"budget": 10}, [[], []]),
     "fewer rows than micro-batches": ([(2, 8), (2, 18)], 3, {"budget": 100}, [[1], [0], []]),
     "a row beyond the budget goes alone": ([(2, 98), *EQUAL * 3], 2, {"budget": 30}, [[0], [1, 2, 3]]),
-    # By falling length 50 30 30: 50 and 2 x 30, not 2 x 50 and 30.
+    # Longest first, 50 30 30: micro-batches of 50 and 2 x 30, not 2 x 50 and 30.
     "the costliest first": ([(2, 28), (2, 48), (2, 28)], 2, {"budget": 1000}, [[0, 2], [1]]),
 }
 
@@ -84,12 +86,12 @@ def test_a_cut_by_hand(window):
     assert cut(lengths, num_microbatches, **options) == expected
 
 
-# By falling length 60, 30 30, 20 20 20: all micro-batches 60.
+# Longest first, 60, 30 30, 20 20 20: all micro-batches have 60 tokens.
 LIKE = [(2, 18), (2, 28), (2, 58), (2, 18), (2, 28), (2, 18)]
-# By completion alone the prompts of 90 and 10 alternate; by total length they part.
+# By completion length the prompts of 90 and 10 alternate; by total length they are separate.
 PARTED = [(90, 11), (10, 12), (90, 13), (10, 14)]
-# With attention 100 + 100 * 100 = 10,100 beside 4 x (50 + 50 * 50) = 10,200: a row is as costly as four of half its
-# length. In tokens 100 + 50 padded is no more than 4 x 50.
+# With attention 100 + 100 * 100 = 10,100 compared with 4 x (50 + 50 * 50) = 10,200: a row costs as much as four of
+# half its length. In tokens, 100 + 50 padded is no more than 4 x 50.
 HALVES = [(10, 90), *[(10, 40)] * 4]
 ALIKE = {
     "like costs": (LIKE, 3, {"budget": 1000}, [[0, 3, 5], [1, 4], [2]]),
@@ -108,7 +110,7 @@ def test_micro_batches_cost_about_the_same(window):
 @pytest.mark.parametrize(
     ("lengths", "num_microbatches", "budget", "expected"),
     [
-        # A cap of one row needs six micro-batches, one of two rows three; two of these are halved.
+        # A cap of one row needs six micro-batches, one of two rows needs three. Two of these are halved.
         ([(2, 8)] * 6, 5, 100, [1, 1, 1, 1, 2]),
         ([(4, 4)] * 12, 4, None, [3, 3, 3, 3]),
     ],
@@ -121,10 +123,10 @@ def test_equal_rows_are_cut_into_micro_batches_as_equal_as_can_be(lengths, num_m
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
-        # The long row is 1,000 whatever happens; the rest is split as evenly as three rows of 10 can be.
+        # The long row is 1,000 in any case. The rest is divided as evenly as three rows of 10 can be.
         ([(1, 9), (1, 999), (1, 9), (1, 9)], [1000, 20, 10]),
-        # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
-        # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
+        # By completion length, then prompt length: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215
+        # in total. By total length: 91, 91 and 3 x (10 + 10) = 60, 242 in total, but half the memory.
         ([(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)], [91, 91, 60]),
     ],
     ids=["a long row", "a costlier total"],
@@ -136,7 +138,7 @@ def test_the_costliest_micro_batch_is_as_cheap_as_can_be(lengths, expected):
 def test_a_window_with_little_padding_is_not_cut_finer():
     """10 x 11 = 110 tokens of which 9 are padding; 5 x 11 and 5 x 10 would be 5 fewer."""
     assert sizes(plan_window_within_budget([[(2, 9), *EQUAL * 9]], 10**9, in_step=False)) == [[10]]
-    # 2 x 6 + 3 x 3 = 21 tokens, of which 19 are the rows' own: a tenth is padding. All in one were 5 x 6.
+    # 2 x 6 + 3 x 3 = 21 tokens, of which 19 belong to the rows: a tenth is padding. All in one would be 5 x 6.
     rows = [(1, 1), (1, 5), (1, 2), (1, 2), (1, 4)]
     assert plan_window_within_budget([rows], 32, in_step=False) == [[[1, 4], [2, 3, 0]]]
 
@@ -156,7 +158,7 @@ def test_the_cut_is_the_best_of_all_contiguous_ones(budget, seed):
 
 
 def test_fewer_microbatches_than_the_budget_needs_is_an_error():
-    with pytest.raises(ValueError, match="4 rows need more than 1 micro-batches of 30 tokens"):
+    with pytest.raises(ValueError, match=r"4 rows do not fit into 1 micro-batches.*at least 2"):
         cut([(2, 8)] * 4, 1, budget=30)
 
 
@@ -164,8 +166,8 @@ def test_fewer_microbatches_than_the_budget_needs_is_an_error():
 
 
 def test_without_a_budget_every_rank_has_a_micro_batch_of_like_cost_at_each_micro_step():
-    # Rows of 60, 50, 40, 30, 20 and 10 tokens, one a micro-batch: like with like, and the costliest of a micro-step
-    # goes to one rank and the other in turn.
+    # Rows of 60, 50, 40, 30, 20 and 10 tokens, one per micro-batch: similar rows train together, and the costliest of
+    # a micro-step goes to one process and then to the other.
     lengths = [[(5, 55), (5, 45), (5, 35)], [(5, 25), (5, 15), (5, 5)]]
     assert plan_window(lengths, 3) == [[[0], [3], [4]], [[1], [2], [5]]]
     # Rows that cannot move stay.
@@ -173,45 +175,46 @@ def test_without_a_budget_every_rank_has_a_micro_batch_of_like_cost_at_each_micr
 
 
 def test_ranks_in_step_get_like_rows_at_each_micro_batch():
-    # Two rows of 60 tokens and four of 30: at a micro-batch both ranks have a long row, or both two short ones.
+    # Two rows of 60 tokens and four of 30: in each micro-batch both processes have a long row, or both have two short
+    # ones.
     lengths = [(2, 58), (2, 58), (2, 28), (2, 28), (2, 28), (2, 28)]
     plan = plan_window_within_budget([lengths[:3], lengths[3:]], budget=60, in_step=True)
     assert plan == [[[0], [4, 5]], [[1], [2, 3]]]
 
 
 def test_ranks_that_wait_once_get_equal_sums():
-    # Slots of 60, 50, 50 and 40 tokens: 60 + 40 and 50 + 50.
+    # Micro-batches of 60, 50, 50 and 40 tokens: 60 + 40 and 50 + 50.
     lengths = [(10, 50), (10, 40), (10, 40), (10, 30)]
     plan = plan_window_within_budget([lengths[:2], lengths[2:]], budget=60, in_step=False)
     assert plan == [[[0], [3]], [[1], [2]]]
     assert Rows(lengths).waited_cost(plan, in_step=False) == 200
-    # In step a rank with 50 waits beside 60, and one with 40 beside 50: 2 x (60 + 50).
+    # In step, a process with 50 waits for one with 60, and one with 40 waits for one with 50: 2 x (60 + 50).
     assert Rows(lengths).waited_cost(plan, in_step=True) == 220
 
 
 def test_more_micro_batches_spare_ranks_from_waiting():
-    # 64 equal rows, 3 to a micro-batch: 22 micro-batches, of which 8 ranks take 3 each; they would wait for 3 + 3 + 3
-    # rows and have 8. With 4 micro-batches of 2 nobody waits: that spares every rank a row of 1,200 tokens.
+    # 64 equal rows, 3 per micro-batch: 22 micro-batches, 3 for each of 8 processes. They would wait for 3 + 3 + 3 rows
+    # and have 8. With 4 micro-batches of 2 no process waits, which saves each the time of a row of 1,200 tokens.
     assert sizes(plan_window_within_budget([[(200, 1000)] * 8] * 8, budget=3600, in_step=True)) == [[2, 2, 2, 2]] * 8
 
 
 def test_a_pass_more_must_spare_more_than_gathering_the_weights_takes():
-    # As above, but the row that each rank is spared has 900 tokens, and gathering all weights takes 1,000.
+    # As above, but the saved row has 900 tokens, and gathering all weights takes the time of 1,000.
     plan = plan_window_within_budget([[(100, 800)] * 8] * 8, budget=2700, in_step=True)
     assert [len(rank) for rank in plan] == [3] * 8
-    # Ranks that wait once a step gather nothing.
+    # Processes that wait once per step do not gather anything.
     plan = plan_window_within_budget([[(100, 800)] * 8] * 8, budget=2700, in_step=False)
     assert sizes(plan) == [[2, 2, 2, 2]] * 8
 
 
 def test_waiting_that_cannot_be_spared_costs_no_micro_batch():
-    # The row of 1,000 outlasts everything else on the other rank, however that is cut.
+    # The row of 1,000 takes longer than all rows of the other process, however these are divided.
     plan = plan_window_within_budget([[(10, 990)], [(2, 8)] * 8], budget=1000, in_step=True)
     assert plan == [[[0]], [[1, 2, 3, 4, 5, 6, 7, 8]]]
 
 
 def test_a_micro_batch_more_must_spare_a_hundredth():
-    # The first rank's 2 x 1,000 would become 1,000 + 990: 10 of 2,000 tokens.
+    # The first process's 2 x 1,000 would become 1,000 + 990, which saves 10 of 2,000 tokens.
     lengths = [[(10, 990), (10, 980)], [(2, 8)] * 3]
     assert sizes(plan_window_within_budget(lengths, 10_000, in_step=False, can_exchange=False)) == [[2], [3]]
     # 1,000 + 900 is worth it.
@@ -226,7 +229,7 @@ def test_ranks_without_a_row_get_an_empty_micro_batch():
 
 @pytest.mark.parametrize("in_step", [True, False])
 def test_rows_that_cannot_move_stay_and_all_ranks_make_as_many_passes(in_step):
-    # The first rank needs three micro-batches of two rows, the second would need one.
+    # The first process needs three micro-batches of two rows, the second would need one.
     plan = plan_window_within_budget([[(2, 8)] * 6, [(2, 8)] * 2], budget=20, in_step=in_step, can_exchange=False)
     assert sizes(plan) == [[2, 2, 2], [1, 1, 0]]
     assert rows_of(plan[:1]) == [0, 1, 2, 3, 4, 5]
@@ -257,24 +260,24 @@ def test_four_thousand_windows_keep_the_budget():
 
 
 @pytest.mark.parametrize(
-    ("longest", "budget", "most_rows", "multiple_of", "rows", "columns"),
+    ("longest", "budget", "max_rows", "multiple_of", "rows", "columns"),
     [
         # 3 rows of 18 would leave 10 of the 64 tokens; 4 rows of 16 fill them.
         ((10, 8), 64, 100, None, 4, (8, 8)),
         ((10, 8), 54, 100, None, 3, (10, 8)),
-        # A row that is longer than the budget goes alone, and so does one that fills it.
+        # A row that is longer than the budget is a micro-batch of its own, and so is one that fills it.
         ((10, 8), 5, 100, None, 1, (10, 8)),
         ((10, 8), 18, 100, None, 1, (10, 8)),
         # There are two rows.
         ((10, 8), 64, 2, None, 2, (10, 8)),
         # 2 rows of 11 tokens: the completion of 12 is shorter, too.
         ((10, 12), 23, 100, None, 2, (1, 10)),
-        # Columns in eights: 16 + 8. Of 5 rows each has 24 of 120 tokens.
+        # Columns are multiples of eight: 16 + 8. There are 5 rows, each with 24 of 120 tokens.
         ((10, 8), 120, 100, 8, 5, (16, 8)),
         ((10, 8), 100, 100, 8, 5, (8, 8)),
     ],
 )
 def test_the_largest_micro_batch_fills_its_budget_with_the_longest_rows(
-    longest, budget, most_rows, multiple_of, rows, columns
+    longest, budget, max_rows, multiple_of, rows, columns
 ):
-    assert largest_microbatch(longest, budget, most_rows, multiple_of) == (rows, columns)
+    assert largest_microbatch(longest, budget, max_rows, multiple_of) == (rows, columns)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which micro-batches leave their gradients on their rank."""
+"""Micro-batches whose gradients are not synchronized."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,12 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a rollout: their padding, the trimming, the joining, the exchange."""
+"""Rows of a rollout: padding, trimming, joining, and exchange between processes."""
 
 import pytest
 import torch
 
 from trl_dapo.update.rollout_tensors import (
-    clear_of_nan,
+    avoid_nan_width,
     index_rows,
     is_cut_by_row,
     join_rows,
@@ -54,11 +54,11 @@ def test_columns_are_rounded_up_and_never_zero():
 
 
 def test_no_width_is_64_over_a_multiple_of_128():
-    assert clear_of_nan((4, 60)) == (4, 61)
-    assert clear_of_nan((92, 100)) == (92, 101)  # 192 = 128 + 64
-    assert clear_of_nan((64, 128), multiple_of=64) == (64, 192)
+    assert avoid_nan_width((4, 60)) == (4, 61)
+    assert avoid_nan_width((92, 100)) == (92, 101)  # 192 = 128 + 64
+    assert avoid_nan_width((64, 128), multiple_of=64) == (64, 192)
     for columns in ((4, 59), (64, 64), (100, 100)):  # 63, 128, 200
-        assert clear_of_nan(columns) == columns
+        assert avoid_nan_width(columns) == columns
 
 
 # Rows
@@ -128,7 +128,7 @@ def test_tensors_whose_layout_is_not_known_are_named():
 
 
 def test_a_key_that_only_one_rollout_has_is_refused_by_name():
-    with pytest.raises(ValueError, match="differ in their keys: tool_mask"):
+    with pytest.raises(ValueError, match="do not all have the keys tool_mask"):
         join_rows([rows(([5], [1]), tool_mask=torch.tensor([[1]])), rows(([5], [1]))], PAD)
 
 
@@ -195,11 +195,11 @@ def test_rows_without_padding_keep_their_tokens_and_all_of_them_count():
         "num_items_in_batch": torch.tensor(3),
     }
     filled = without_padding(rollout, 3, 3, pad_token_id=0)
-    # Instead of padding the tokens of the completions, 8, 9 and 3, one after the other, by place.
+    # The tokens of the completions, 8, 9 and 3, replace the padding one after the other, by position.
     assert filled["prompt_ids"].tolist() == [[8, 9, 5], [8, 6, 7]]
     assert filled["completion_ids"].tolist() == [[8, 9, 3], [3, 9, 3]]
     assert filled["prompt_mask"].tolist() == filled["completion_mask"].tolist() == [[1, 1, 1]] * 2
     assert filled["advantages"].tolist() == [1.0, 1.0]
     assert filled["is_filler"].tolist() == [False, False]
     assert filled["old_per_token_logps"].tolist() == [[-1.0, -2.0, 0.0], [-3.0, 0.0, 0.0]]
-    assert rollout["completion_mask"].tolist() == [[1, 1], [1, 0]]  # the rollout itself is as before
+    assert rollout["completion_mask"].tolist() == [[1, 1], [1, 0]]  # the rollout itself is unchanged

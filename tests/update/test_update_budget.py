@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update phase under a budget of tokens, held against one row at a time and against itself without a budget."""
+"""The update phase with a budget of tokens, compared with one row at a time and with itself without a budget."""
 
 import pytest
 import torch
@@ -27,15 +27,15 @@ from update_helpers import (
 )
 
 from trl_dapo.models import attention_cost_of
-from trl_dapo.update.rollout_tensors import no_rows
+from trl_dapo.update.rollout_tensors import placeholder_row
 
 
 def lone(length):
-    """A row of so many tokens, its prompt included."""
+    """A row of `num_tokens` tokens, including its prompt."""
     return Row([5], [6] * (length - 1), 1.0)
 
 
-# ---- The gradient, and what a micro-batch may hold ----
+# ---- The gradient, and the size of micro-batches ----
 
 
 @pytest.mark.parametrize("split", [(1, 1), (2, 2), (16, 16), (4, 1), (8, 4)], ids=str)
@@ -49,7 +49,8 @@ def test_a_budget_keeps_every_micro_batch_and_changes_no_gradient(split, budget)
 
 
 def test_the_metrics_count_passes_and_the_largest_of_them():
-    # 6 rows of 10 tokens: 3 to a micro-batch of at most 30. Two optimizer steps of 6; the second has a row of 40 too.
+    # 6 rows of 10 tokens: 3 in a micro-batch of at most 30. Two optimizer steps of 6 rows; the second also has a row
+    # of 40.
     script = [lone(10)] * 6 + [lone(10)] * 5 + [lone(40)]
     trainer = run(ScriptedUpdate, script, 6, max_steps=2, max_tokens_per_microbatch=30)
     found = [(log["microbatches"], log["peak_microbatch_tokens"], log["padding_share"]) for log in logs_of(trainer)]
@@ -92,7 +93,8 @@ def test_every_step_of_a_long_rollout_has_the_gradient_it_has_without_a_budget(n
 
 
 def test_the_load_balancing_loss_is_a_mean_over_the_micro_batches_that_there_are():
-    # Four rows of 10 tokens in two micro-batches, whatever the loop counts; without advantages nothing else pulls.
+    # Four rows of 10 tokens in two micro-batches, whatever the training loop counts. Without advantages, only this
+    # term has a gradient.
     rows = [Row([5 + i], [6 + i] * 9, 0.0) for i in range(4)]
     budgeted = run(ScriptedUpdate, rows, 4, model=tiny_experts(), max_tokens_per_microbatch=20)
     assert len(budgeted.microbatches) == 2
@@ -115,7 +117,7 @@ def test_other_terms_are_what_they_are_without_a_budget(settings):
 def test_a_stand_in_for_no_rows_is_finite_and_in_no_loss():
     rollout = collate([Row([5, 6, 7], [8, 9], 1.0, old=[-500.0, -1.0], ref=[-3.0, -2.0])] * 2)
     rollout = {key: value for key, value in rollout.items() if key != "num_items_in_batch"}
-    row = no_rows(rollout, pad_token_id=0)
+    row = placeholder_row(rollout, pad_token_id=0)
     assert (row["prompt_ids"].tolist(), row["prompt_mask"].tolist()) == ([[7]], [[1]])
     assert (row["completion_ids"].tolist(), row["completion_mask"].tolist()) == ([[8]], [[0]])
     assert (row["advantages"].tolist(), row["ref_per_token_logps"].tolist()) == ([0.0], [[0.0]])
@@ -138,13 +140,13 @@ def test_a_pass_without_gradient_keeps_the_budget_and_finds_the_same(budget):
 
 @pytest.mark.parametrize("in_step", [True, False])
 def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, monkeypatch):
-    # Two rows of 10 tokens make one pass here. Another rank needs four.
+    # Two rows of 10 tokens make one pass here. Another process needs four.
     trainer = ScriptedUpdate(max_tokens_per_microbatch=20)
     trainer._packer.in_step = in_step
     monkeypatch.setattr(trainer.accelerator, "gather", lambda num: torch.cat([num, torch.tensor([4])]))
     rollout = collate([lone(10), lone(10)])
     logps, entropies, seen = passes_without_gradient(trainer, rollout)
-    # One row each, then one prompt and one completion token for each pass that has none.
+    # One row each, then one prompt and one completion token for each pass without rows.
     assert seen == ([(1, 10), (1, 10), (1, 2), (1, 2)] if in_step else [(2, 10)])
     expected = passes_without_gradient(ScriptedUpdate(), rollout)
     torch.testing.assert_close(logps, expected[0])
@@ -176,7 +178,7 @@ def test_two_processes_log_the_passes_of_each_and_the_largest_of_both(ranks, cas
     costs = [rank[case]["costs"] for rank in ranks]
     for rank in ranks:
         assert rank[case]["logs"]["microbatches"] == len(costs[0])
-        # A stand-in has one row, of one prompt and one completion token.
+        # A placeholder has one row, of one prompt and one completion token.
         peak = max(tokens if tokens > 2 else 0 for rank_costs in costs for _, tokens in rank_costs)
         assert rank[case]["logs"]["peak_microbatch_tokens"] == peak
 
@@ -191,29 +193,32 @@ def test_ranks_that_meet_at_each_micro_batch_have_like_costs_at_each(ranks, case
 
 
 def test_ranks_that_meet_once_a_step_have_about_as_much_to_do(ranks):
-    # All rows that count were sampled on one rank.
+    # All rows in the loss were sampled on one process.
     first, second = (sum(tokens for _, tokens in rank["all rows on one rank"]["costs"]) for rank in ranks)
     assert first == pytest.approx(second, rel=0.35)
 
 
 def test_a_stand_in_moves_no_router(ranks):
-    # One row counts, so one of the ranks has none: the gradient is that of one process with one micro-batch.
+    # Only one row is in the loss, so one of the processes has none. The gradient is that of one process with one
+    # micro-batch.
     alone = run(ScriptedUpdate, EXPERTS, 2, model=tiny_experts(), max_tokens_per_microbatch=60)
     for rank in ranks:
         assert apart(rank["experts"]["gradient"], alone.gradients[0]) < 1e-6
         assert rank["experts"]["logs"]["aux_loss"] == pytest.approx(logs_of(alone)[0]["aux_loss"], rel=1e-6)
 
 
-# ---- What cannot be honoured ----
+# ---- Settings that are refused ----
 
 
 def test_a_budget_is_refused_for_a_model_with_absolute_positions():
     model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=103))
-    with pytest.raises(ValueError, match=r"max_tokens_per_microbatch=60.*move by .*padded.*per_device_train_batch_s"):
+    with pytest.raises(
+        ValueError, match=r"max_tokens_per_microbatch=60.*change by .*padded.*per_device_train_batch_s"
+    ):
         ScriptedUpdate(model=model, max_tokens_per_microbatch=60)
 
 
 def test_a_budget_is_refused_where_ranks_share_a_row(monkeypatch):
     monkeypatch.setattr(ScriptedUpdate, "get_tp_size", lambda self: 2)
-    with pytest.raises(ValueError, match=r"2 ranks share a row.*data parallelism"):
+    with pytest.raises(ValueError, match=r"2 processes share a row.*data parallelism"):
         ScriptedUpdate(max_tokens_per_microbatch=60)

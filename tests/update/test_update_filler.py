@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that only fill a rollout, and steps in which there is nothing to learn."""
+"""Rows that only fill a rollout, and steps without a loss token."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from update_helpers import (
 @pytest.mark.parametrize("settings", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}], ids=str)
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_filler_rows_leave_the_gradient_that_the_others_have_alone(loss_type, settings, tmp_path):
-    # A mean over the tokens of a micro-batch depends on the cut, unless all rows are of one length.
+    # A mean over the tokens of a micro-batch depends on how rows are divided, unless all have the same length.
     has_one_length = loss_type == "bnpo" or "entropy_coef" in settings
     rows = [replace(row, ref=[-4.0] * 9 if has_one_length else [-4.0] * len(row.completion)) for row in ROWS]
     if has_one_length:
@@ -44,7 +44,7 @@ def test_filler_rows_leave_the_gradient_that_the_others_have_alone(loss_type, se
 
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_completions_that_were_cut_off_count_as_rows_where_trl_counts_them(loss_type):
-    # 3 rows are filler; of the 13 others, 5 were cut off and 8 have tokens.
+    # 3 rows are filler, and 13 are not: of these, 5 were cut off and 8 have loss tokens.
     rows = mask(fill(ROWS, range(13, 16)), range(8, 13))
     found = run(ScriptedUpdate, rows, 1, loss_type=loss_type).gradients[0]
     expected = run(ScriptedGRPO, [*rows[:13], rows[8]], 1, loss_type=loss_type).gradients[0]  # 14: groups of two

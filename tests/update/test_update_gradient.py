@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update phase's gradient, held against one row at a time, nothing padded."""
+"""The update phase's gradient, compared with that of one row at a time without padding."""
 
 from dataclasses import replace
 from itertools import chain
@@ -38,13 +38,13 @@ def test_each_optimizer_step_divides_by_its_own_tokens():
     tokens = [log["num_loss_tokens"] for log in logs_of(trainer)]
     assert tokens[0] != tokens[1]
     assert sum(tokens) == sum(len(row.completion) for row in make_rows(32))
-    # Weighted with their tokens, the two means are the mean over all of them.
+    # Weighted by their tokens, the two means give the mean over all tokens.
     mean = (tokens[0] * trainer.gradients[0] + tokens[1] * trainer.gradients[1]) / sum(tokens)
     assert apart(mean, reference_gradient(make_rows(32))) < 1e-6
 
 
 def test_the_shorter_last_step_of_an_epoch_divides_by_its_own_tokens():
-    # 64 prompts x 2 completions are 16 micro-batches of 8 rows: with 3 to an optimizer step, the last has one.
+    # 64 prompts x 2 completions are 16 micro-batches of 8 rows. With 3 per optimizer step, the last step has one.
     script, settings = make_rows(128), {"per_device_train_batch_size": 8, "num_train_epochs": 1, "max_steps": -1}
     trainer, trl = (run(cls, script, 3, 2, **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
     assert len(trainer.microbatches) == len(trl.microbatches) == 16
@@ -54,8 +54,9 @@ def test_the_shorter_last_step_of_an_epoch_divides_by_its_own_tokens():
     num_tokens = sum(len(row.completion) for row in rows)
     assert last["num_items_in_batch"] == num_tokens
     assert apart(trainer.gradients[-1], reference_gradient(rows)) < 1e-6
-    # An optimizer step takes one and a half rollouts of 16 rows; the last takes the second half of the eighth. TRL
-    # divides the same sum by half the rollout's tokens, which these rows need not have.
+    # An optimizer step takes one and a half rollouts of 16 rows, and the last one takes the second half of the eighth
+    # rollout. TRL divides the same sum by half of the rollout's tokens, which may differ from the tokens of these
+    # rows.
     half = sum(len(row.completion) for row in script[112:]) / 2
     assert (num_tokens, half) == (68, 119.5)
     assert apart(trl.gradients[-1], reference_gradient(rows) * num_tokens / half) < 1e-6
@@ -102,7 +103,7 @@ def test_an_unknown_tensor_is_warned_of_once(caplog):
     run(ScriptedUpdate, with_unknown(make_rows(32)), 4, max_steps=2, max_tokens_per_microbatch=100)
     (said,) = [record.message for record in caplog.records if "`tone`" in record.message]
     assert said.startswith("TRL's rollouts have tensors that this version of trl-dapo does not know: `tone`. ")
-    assert "as wide and as many rows as `GRPOTrainer`" in said
+    assert "no padding is removed" in said
     assert "`max_tokens_per_microbatch=100` has no effect" in said
     caplog.clear()
     run(ScriptedUpdate, make_rows(32), 4, max_steps=2)

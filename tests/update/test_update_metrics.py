@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the update phase logs of an optimizer step and of an evaluation."""
+"""The metrics of an optimizer step and of an evaluation."""
 
 from dataclasses import replace
 
@@ -27,13 +27,13 @@ from trl_dapo.update.step_metrics import StepMetrics, metrics_of_tokens
 
 
 def test_padding_share_is_logged():
-    # Two rows to a micro-batch, of 1 + 1 and of 1 + 4 prompt and completion tokens: 4 + 10 tokens, no padding.
+    # Two rows per micro-batch, of 1 + 1 and of 1 + 4 prompt and completion tokens: 4 + 10 tokens, no padding.
     one, four = Row([5], [6], 1.0), Row([5], [6, 7, 8, 9], -1.0)
     assert run(ScriptedUpdate, [one, four, one, four], 2).state.log_history[0]["padding_share"] == 0.0
     # All in one micro-batch: 4 x 5 = 20 padded tokens, 6 of them padding.
     trainer = run(ScriptedUpdate, [one, four, one, four], 1)
     assert trainer.state.log_history[0]["padding_share"] == pytest.approx(6 / 20)
-    assert trainer._one_packer.has_own_rows
+    assert trainer._cached_packer.has_own_rows
 
 
 def test_metrics_leave_completions_without_a_token_out():
@@ -44,7 +44,7 @@ def test_metrics_leave_completions_without_a_token_out():
 
 
 def with_ratios(rows, ratios):
-    """`rows` with old log-probabilities that give these ratios to the policy's own."""
+    """Return `rows` with old log-probabilities for which the policy has these ratios."""
     trainer, rollout = training(), collate(rows)
     logps, *_ = passes_without_gradient(trainer, rollout)
     return [
@@ -113,7 +113,7 @@ def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_
         trainer.train()
         runs.append([{k: value for k, value in log.items() if k not in TIMED} for log in logs_of(trainer)])
     assert runs[0] == runs[1]
-    assert len(evaluates.logged) == 2 * 3  # between four micro-batches lie three gaps
+    assert len(evaluates.logged) == 2 * 3  # four micro-batches have three gaps between them
     for log in evaluates.logged:
         # 4 prompts x 2 completions in one batch.
         assert log["eval_num_loss_tokens"] == 8 * log["eval_completions/mean_length"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Passes without gradient are trimmed too, and a model that depends on its padding keeps TRL's widths."""
+"""Passes without gradient are trimmed too, and for a model that depends on its padding, TRL's widths are kept."""
 
 import math
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows
     spans = {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_completion_length": 16}
     trainer = ScriptedUpdate(model=policy_with_reference(tmp_path), beta=0.1, **spans)
     trainer.train()
-    # The reference is the policy itself before its first step, and old log-probabilities are its own.
+    # The reference model is the policy before its first step, and old log-probabilities are its own.
     log = trainer.state.log_history[0]
     assert log["kl"] == pytest.approx(0.0, abs=1e-6)
     assert log["clip_ratio/region_mean"] == 0.0
@@ -66,13 +66,13 @@ WIDE = {"intermediate_size": 64, **TINY}
 STATE = {"num_key_value_heads": 2, **WIDE}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "n_positions": 128, **VOCABULARY}
 HEADS_OF_MAMBA2 = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16, "state_size": 8}
-# In force where the columns exceed 20: `ROWS` cut in two have 49 and 25, cut in four 49, 39, 26 and 19.
+# The scaling begins above 20 columns. `ROWS` divided in two have 49 and 25, divided in four 49, 39, 26 and 19.
 DYNAMIC = {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 10000.0}
 BY_POSITION = {"rope_type": "default", "llama_4_scaling_beta": 4.0, "original_max_position_embeddings": 20}
 
 
 def make(family, **config):
-    """A model of one of transformers' families."""
+    """A model of one of the families of transformers."""
     return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**config))
 
 
@@ -81,7 +81,7 @@ def gpt2(**config):
 
 
 def lfm2(has_bias):
-    """Convolutions and one layer of attention. A bias begins at zero, and does not stay there."""
+    """A model with convolutions and one layer of attention. A bias begins at zero, but changes in training."""
     model = make("Lfm2", full_attn_idxs=[1], conv_bias=has_bias, block_auto_adjust_ff_dim=False, **STATE)
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
@@ -107,7 +107,7 @@ DEPEND_ON_PADDING = {
 
 
 class WithOldLogps(ScriptedUpdate):
-    """Takes old log-probabilities when the rollout is made, as TRL does where it lasts for several steps."""
+    """Computes old log-probabilities when the rollout is made, as TRL does if it trains for several steps."""
 
     def _generate_and_score_completions(self, inputs):
         rollout = super()._generate_and_score_completions(inputs)
@@ -132,14 +132,14 @@ def test_a_model_that_feels_its_padding_keeps_trls_widths_and_is_on_policy(name,
     num_tokens = sum(len(row.prompt) + len(row.completion) for row in ROWS)
     assert log["padding_share"] == pytest.approx(1 - num_tokens / sum(map(padded_tokens, trainer.microbatches)))
     (message,) = [record.message for record in caplog.records if "padding" in record.message]
-    assert "keep the widths" in message
+    assert "keep the width" in message
 
 
 def mamba2():
     return make("Mamba2", hidden_size=32, num_hidden_layers=2, initializer_range=0.1, **HEADS_OF_MAMBA2, **VOCABULARY)
 
 
-# Their layers keep a state or convolve, and leave padding out.
+# Their layers keep a state or convolve, and ignore padding.
 LEAVE_PADDING_OUT = {"lfm2": lambda: lfm2(has_bias=False), "mamba2": mamba2}
 
 
@@ -163,7 +163,7 @@ def test_in_16_bits_a_model_is_asked_in_float32_and_handed_back_as_it_was(settin
     model = lfm2(has_bias).bfloat16()
     before = {name: (weight.data_ptr(), weight.dtype) for name, weight in model.named_parameters()}
     trainer = ScriptedUpdate(model=model, **settings)
-    assert (trainer._feels_padding is not None) is feels_padding
+    assert (trainer._why_padding_matters is not None) is feels_padding
     assert {name: (weight.data_ptr(), weight.dtype) for name, weight in model.named_parameters()} == before
     assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
     assert trainer.accelerator.autocast_handler is None
@@ -181,7 +181,7 @@ def test_attention_that_takes_16_bits_alone_is_set_aside_while_a_model_is_asked(
 def test_a_linear_layer_in_4_bits_computes_in_float32_while_a_model_is_asked():
     model = lfm2(has_bias=False)
     linear, seen = model.model.layers[0].feed_forward.w1, []
-    linear.compute_dtype = torch.bfloat16  # as bitsandbytes' has it
+    linear.compute_dtype = torch.bfloat16  # like bitsandbytes' layers
     linear.register_forward_hook(lambda *_: seen.append(linear.compute_dtype))
     ScriptedUpdate(model=model)
     assert seen == [torch.float32] * 4
@@ -191,15 +191,15 @@ def test_a_linear_layer_in_4_bits_computes_in_float32_while_a_model_is_asked():
 def test_a_model_of_attention_alone_is_not_run_when_its_trainer_is_made():
     passes = []
     for model in (tiny_policy(), lfm2(has_bias=False), tiny_policy()):
-        if passes:  # a convolution of somebody's own, beside plain attention
+        if passes:  # a custom convolution, with plain attention
             model.model.layers[0].convolution = torch.nn.Conv1d(4, 4, kernel_size=2)
         model.register_forward_pre_hook(lambda *_: passes.append(1))
         ScriptedUpdate(model=model)
-    assert len(passes) == 2 * 4  # of the others: alone, padded on each side, and with a jitter
+    assert len(passes) == 2 * 4  # passes of the others: without padding, padded on each side, and with noise
 
 
 def opt():
-    """Absolute positions, counted without padding."""
+    """A model with absolute positions, counted without padding."""
     sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "max_position_embeddings": 128}
     return make("OPT", num_hidden_layers=2, num_attention_heads=2, init_std=0.1, **sizes, **VOCABULARY)
 
@@ -229,7 +229,7 @@ def test_whether_a_model_feels_its_padding_is_found_out_without_a_draw_and_in_th
     trainer = ScriptedUpdate(model=gpt2())  # with dropout
     assert trainer.model.training
     before = torch.get_rng_state()
-    assert trainer._feels_padding is not None
+    assert trainer._why_padding_matters is not None
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer.model.training
 

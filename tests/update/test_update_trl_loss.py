@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What TRL's loss honours, ours honours: gradients, metrics, and the fields that its source reads."""
+"""Everything that TRL's loss supports is supported by ours: gradients, metrics, and the fields that its code reads."""
 
 import ast
 import inspect
@@ -35,7 +35,7 @@ B, P, T = 5, 4, 9
 
 
 def hostile_microbatch(masked=(3,)):
-    """Rows of all kinds in one micro-batch: of one token and of `T`, clipped on either side, masked as a whole."""
+    """Rows of all kinds in one micro-batch: of one token and of `T`, clipped on either side, completely masked."""
     generator, rows = torch.Generator().manual_seed(0), make_rows(B, longest=T)
     rows[0] = replace(rows[0], completion=rows[0].completion[:1])
     rows[1] = replace(rows[1], completion=list(range(3, 3 + T)))
@@ -44,7 +44,7 @@ def hostile_microbatch(masked=(3,)):
     inputs["old_per_token_logps"] = torch.randn(shape, generator=generator) - 4.5
     inputs["ref_per_token_logps"] = torch.randn(shape, generator=generator) - 4.5
     inputs["sampling_per_token_logps"] = torch.randn(shape, generator=generator) - 4.5
-    inputs["sampling_per_token_logps"][1, 2] = torch.nan  # what vLLM could not score
+    inputs["sampling_per_token_logps"][1, 2] = torch.nan  # tokens that vLLM could not score
     return inputs
 
 
@@ -89,7 +89,7 @@ OPTIONS = {
 
 
 def configured(trainer, inputs, options):
-    """Put a line of `OPTIONS` in force, on the attributes that the trainer itself sets from its config."""
+    """Apply a line of `OPTIONS` to the attributes that the trainer sets from its config."""
     generator = torch.Generator().manual_seed(1)
     for name, value in options.items():
         if name == "drop":
@@ -140,14 +140,14 @@ def assert_agrees_with_trl(trainer, inputs):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_gradient_and_metrics_are_those_of_trl_on_the_same_rows(name):
-    # At sequence level TRL counts masked completions as unclipped ones; ours counts what is in the loss.
+    # At sequence level TRL counts masked completions as not clipped. Ours only counts those in the loss.
     microbatch = hostile_microbatch(masked=[] if "sequence level" in name else [3])
     trainer = training()
     assert_agrees_with_trl(trainer, configured(trainer, microbatch, OPTIONS[name]))
 
 
 def test_every_option_changes_the_gradient():
-    """Else the grid would compare nothing: an option that never bites agrees with anything."""
+    """Otherwise the grid would compare nothing: an option without effect agrees with anything."""
     gradients = {}
     for name, options in OPTIONS.items():
         trainer = training()
@@ -173,7 +173,7 @@ def test_any_other_loss_is_trls_to_the_bit(loss_type):
 
 
 def losses_of_trl():
-    """The values that TRL's loss compares `loss_type` with."""
+    """Return the values with which TRL's loss compares `loss_type`."""
     tree, found = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss))), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
@@ -202,7 +202,7 @@ OF_OTHER_LOSSES = {
     *("self.args.vespo_k_neg", "self.args.vespo_k_pos", "self.get_gamma_weights"),
     *("self.args.vespo_lambda_neg", "self.args.vespo_lambda_pos"),
 }
-# Ours counts the optimizer step's own tokens and micro-batches, and keeps the entropy sums with its other metrics.
+# Ours uses the tokens and micro-batches of the optimizer step, and keeps the entropy sums with its other metrics.
 REPLACED = {
     *("self.args.steps_per_generation", "self.current_gradient_accumulation_steps", "self._entropy_window_stats")
 }
@@ -216,7 +216,7 @@ INPUTS = {
 
 
 def fields_read(method):
-    """`self.x` and `self.args.x` that a method names, and the keys of `inputs` it reads."""
+    """Return the `self.x` and `self.args.x` that a method reads, and the keys of `inputs`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
     fields, keys = set(), set()
     for node in ast.walk(tree):
@@ -237,7 +237,7 @@ def test_trls_loss_reads_nothing_that_ours_does_not_know():
 
 
 def keys_written(method):
-    """The keys of the dict `output` that a method builds."""
+    """Return the keys of the dict `output` that a method builds."""
     tree, keys = ast.parse(textwrap.dedent(inspect.getsource(method))), set()
     for node in ast.walk(tree):
         if (
@@ -253,7 +253,7 @@ def keys_written(method):
 
 def test_the_layout_of_every_key_of_a_rollout_is_known():
     assert keys_written(GRPOTrainer._generate_and_score_completions) == INPUTS
-    assert set(ROLLOUT_KEYS) == INPUTS | {"is_filler", "staleness", "group"}  # what DAPOTrainer adds
+    assert set(ROLLOUT_KEYS) == INPUTS | {"is_filler", "staleness", "group"}  # added by DAPOTrainer
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():

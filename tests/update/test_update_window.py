@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The window: which rows a step takes, of one process and of two, how they are cut, and what a checkpoint keeps."""
+"""The window: which rows a step takes in one process and in two, how they are divided, and what a checkpoint keeps."""
 
 from dataclasses import replace
 
@@ -32,12 +32,12 @@ from update_helpers import (
 def test_sampling_included_the_run_is_trls_step_for_step(settings, tmp_path):
     settings = {"max_steps": 3, "learning_rate": 0.1, "max_completion_length": 16, **settings}
     runs = []
-    for cls in (ScriptedUpdate, ScriptedGRPO):  # in turn: each sets the seed as it is made
+    for cls in (ScriptedUpdate, ScriptedGRPO):  # one after the other, since creating each sets the seed
         runs.append(cls(model=policy_with_reference(tmp_path), **settings))
         runs[-1].train()
     found, expected = runs
     for ours, trls in zip(found.state.log_history, expected.state.log_history, strict=True):
-        # TRL averages metrics over micro-batches, however few tokens one has; all else is the same number.
+        # TRL averages metrics over micro-batches, however few tokens one has. All other metrics are the same.
         for name in trls.keys() - {*TIMED, "entropy", "kl"} - {key for key in trls if key.startswith("clip_ratio")}:
             assert ours[name] == pytest.approx(trls[name], rel=1e-4, abs=1e-6), name
     for step, (ours, trls) in enumerate(zip(found.gradients, expected.gradients, strict=True)):
@@ -104,7 +104,7 @@ def test_a_quantile_over_the_micro_batch_keeps_trls_micro_batches():
         assert padded_tokens(ours) <= padded_tokens(trls)
 
 
-# ---- Two processes, held against one row at a time and against one process ----
+# ---- Two processes, compared with one row at a time and with one process ----
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_two_processes_leave_filler_rows_out_of_any_loss(ranks, name):
 def test_at_each_micro_batch_both_ranks_have_about_the_same_cost(ranks):
     case = "long rows on one rank"
     lengths = [len(row.prompt) + len(row.completion) for row in CASES[case][0]]
-    assert sum(lengths[:8]) > 2 * sum(lengths[8:])  # as they were sampled
+    assert sum(lengths[:8]) > 2 * sum(lengths[8:])  # unchanged from when they were sampled
     costs = [rank[case]["costs"] for rank in ranks]
     for ours, theirs in zip(*costs, strict=True):
         assert abs(ours - theirs) < max(lengths) / 2

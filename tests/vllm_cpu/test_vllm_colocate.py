@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM inside the trainer's process: every rollout is sampled with the weights that the last step left."""
+"""vLLM inside the trainer's process: every rollout is sampled with the weights of the last step."""
 
 import pytest
 from vllm_server import CLOSE, errors
@@ -13,7 +13,7 @@ WAYS = {
     "presence penalty": {"generation_kwargs": {"presence_penalty": 1.0}},
     "regex": {"vllm_structured_outputs_regex": "[a-z ]+"},
 }
-OF_THE_POLICY = ("plain", "a few first")  # not of another distribution
+FROM_THE_POLICY = ("plain", "a few first")  # the engine samples from the policy itself
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def test_at_a_learning_rate_of_0_every_ratio_is_1_however_a_row_was_sampled(repo
     assert any(row["sampled_in"] < row["step"] for row in trained)
     assert max(row["old_from_live"] for row in trained) < CLOSE  # the logarithm of the ratio
     assert max(row["weight_error"] for row in trained) < CLOSE
-    # The engine's are of another distribution, which the weight corrects, and the ratio does not know.
-    assert (max(row["old_from_sampled"] for row in trained) > 0.05) == (way not in OF_THE_POLICY)
+    # The engine samples from another distribution. The weights correct for it, but the ratio does not contain it.
+    assert (max(row["old_from_sampled"] for row in trained) > 0.05) == (way not in FROM_THE_POLICY)
 
 
 def test_an_evaluation_is_one_call_for_all_problems_with_the_live_weights(reports):
@@ -59,4 +59,5 @@ def test_an_evaluation_is_one_call_for_all_problems_with_the_live_weights(report
     assert [(call["step"], call["num_rows"]) for call in evaluations] == [(step, 5 * 4) for step in range(4)]
     assert max(call["error"] for call in evaluations) < CLOSE
     assert [log["step"] for log in report["evaluations"]] == [0, 1, 2, 3]
-    assert report["num_syncs"] == {str(step): 1 for step in range(4)}  # a rollout after an evaluation needs none
+    # a rollout after an evaluation does not need a push
+    assert report["num_syncs"] == {str(step): 1 for step in range(4)}

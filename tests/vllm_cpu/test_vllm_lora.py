@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA with vLLM: the adapter travels and the base stays, in this process and on a server."""
+"""LoRA with vLLM: the adapter is sent and the base model stays, in this process and on a server."""
 
 import json
 import urllib.request
@@ -54,7 +54,7 @@ def test_every_rollout_has_one_live_adapter_and_the_base_under_it_stays_bit_by_b
     steps = sorted({call["step"] for call in report["calls"]})
     assert len(steps) >= 3
     assert report["num_syncs"] == {str(step): 1 for step in steps}
-    # Version 1 was handed over when the trainer was made, to see that vLLM takes it.
+    # Version 1 was sent when the trainer was created, to check that vLLM can load it.
     versions = dict.fromkeys((call["step"], call["adapter"]) for call in report["calls"])
     assert [*versions] == [(step, 2 + i) for i, step in enumerate(steps)]
     assert [call["step"] for call in report["calls"] if call["training"]].count(0) >= 2
@@ -76,7 +76,7 @@ def test_carried_rows_keep_the_log_probabilities_of_the_adapter_that_sampled_the
 
 @pytest.mark.parametrize("mode", MODES)
 def test_carried_rows_of_a_base_in_4_bits_are_its_own_and_weighed_against_the_one_that_sampled(request, mode):
-    """Old log-probabilities of the engine's base, in 16 bits, would clip tokens before anything has moved."""
+    """Old log-probabilities from the engine's 16-bit base would clip tokens before the policy has changed."""
     report = request.getfixturevalue(mode)["qlora"]
     carried = [row for row in report["trained"] if row["sampled_in"] < row["step"]]
     assert max(row["weight_error"] for row in report["trained"]) < CLOSE
@@ -86,7 +86,7 @@ def test_carried_rows_of_a_base_in_4_bits_are_its_own_and_weighed_against_the_on
 def test_a_server_joins_no_group_keeps_no_adapter_but_the_last_and_says_who_it_is(served):
     for i, seen in enumerate(report["served"] for report in served.values()):
         assert (seen["group"], seen["names_itself"]) == (None, True)
-        assert len(seen["models"]) == 1 + i + 1  # the base, and one of each run that has not ended
+        assert len(seen["models"]) == 1 + i + 1  # the base model, and one adapter of each run that has not ended
 
 
 def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job, tmp_path):
@@ -106,7 +106,7 @@ def test_rows_of_two_processes_ahead_have_log_probabilities_of_their_launch(serv
     result = run_job("ahead_run", models["tied"], tmp_path, options, num_processes=2)
     assert result.returncode == 0, result.stdout[-5000:]
     found = [row for rank in (0, 1) for row in json.loads((tmp_path / f"ahead-{rank}.json").read_text())]
-    # Rows of this rollout's policy, of the last one's and, carried, of the one before.
+    # Rows of this rollout's policy, of the last one's and, if carried, of the one before.
     assert {age for _, age, _ in found} == {0, 1, 2}
     assert max(error for _, _, error in found) < CLOSE
 
@@ -121,7 +121,7 @@ def test_two_rollouts_ahead_rows_are_of_the_adapter_that_was_named(server, model
     assert max(error for _, _, error, _ in report["errors"]) < CLOSE
     assert len({*report["trained"]}) == len(report["trained"])  # in 200 prompts no group comes twice
     assert sum(log["overlap/groups_by_staleness/2"] for log in report["logs"]) > 10
-    # At its end a run leaves nothing behind, on the server or on the disk.
+    # At its end a run leaves nothing behind on the server or on the disk.
     with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as answer:
         assert [model["id"] for model in json.load(answer)["data"] if "trl-policy" in model["id"]] == []
     assert [*tmp_path.rglob("trl-policy-*")] == [*tmp_path.rglob("_vllm_lora")] == []
@@ -141,7 +141,7 @@ def arguments(folder, **options):
 
 
 def completions(folder):
-    """What `trl-dapo eval` leaves: every completion, in the order of the problems."""
+    """Return every completion that `trl-dapo eval` wrote, in the order of the problems."""
     _, *lines = map(json.loads, (folder / "completions.jsonl").read_text().splitlines())
     return sorted((line["problem"], line["index"], line["text"], line["length"], line["truncated"]) for line in lines)
 

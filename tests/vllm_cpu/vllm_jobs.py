@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the vLLM tests run in processes of their own: `python vllm_jobs.py JOB ARGS`.
+"""Jobs that the vLLM tests run in processes of their own: `python vllm_jobs.py JOB ARGS`.
 
-Each run reports how far the log-probabilities that vLLM returned are from those of the trainer's live weights. A run
-that merely ends proves nothing: it does so with an engine that never saw an update as well.
+Each run reports how far the log-probabilities that vLLM returned are from those of the trainer's present weights. That
+a run ends proves nothing, since it would also end with an engine that never gets an update.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ WEIGHTS = "importance_sampling_ratio"
 
 
 def leave_unpacked(layer, remove_weight):
-    """Keeps a layer's weight where TRL's sync finds it: vLLM's own function packs it away for the CPU."""
+    """Keep a layer's weight in a place where TRL's sync finds it. vLLM's own function packs it for the CPU."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
-# All that differs from a GPU. TRL's sync and vLLM's loading run as they are; TRL passes no dtype, and vLLM's "auto"
-# turns float32 into bfloat16, whose noise would hide weights that are a little stale.
+# All that differs from a GPU. TRL's sync and vLLM's loading run unchanged. TRL passes no dtype, and vLLM's "auto"
+# turns float32 into bfloat16, whose rounding would hide weights that are only a little stale.
 vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm = leave_unpacked
 vllm.LLM = partial(vllm.LLM, dtype="float32")
 trl.generation.vllm_generation.LLM = vllm.LLM
@@ -52,7 +52,7 @@ def make_trainer(model, folder, *, lora=None, quantized=False, **overrides):
         "use_vllm": True,
         "vllm_max_model_length": 128,
         "temperature": TEMPERATURE,
-        "learning_rate": 1e-2,  # every step moves the weights by far more than the arithmetic's noise
+        "learning_rate": 1e-2,  # every step changes the weights by far more than rounding does
         "lr_scheduler_type": "constant",
         "shuffle_dataset": False,
         "max_steps": 3,
@@ -67,7 +67,7 @@ def make_trainer(model, folder, *, lora=None, quantized=False, **overrides):
 
 
 def base_weights(trainer):
-    """What is under the adapter, bit for bit."""
+    """Return the weights of the base model, bit for bit."""
     return {
         name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters() if "lora_" not in name
     }
@@ -75,7 +75,8 @@ def base_weights(trainer):
 
 class ServedModel:
     """
-    What vLLM serves: the base as its checkpoint has it, which a quantized trainer's is not, under the live adapter.
+    Return the model that vLLM serves: the base as in its checkpoint, unlike that of a quantized trainer, with the
+    present adapter.
     """
 
     def __init__(self, trainer):
@@ -92,7 +93,7 @@ class ServedModel:
 
 
 class Observer:
-    """What vLLM returned at every call, and what became of it."""
+    """Record what vLLM returned at every call, and what became of it."""
 
     def __init__(self, trainer, policy=None):
         self.trainer = trainer
@@ -157,7 +158,7 @@ class Observer:
 
 
 def train(model, folder, *, sabotage=None, **settings):
-    """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
+    """Make one run. `sabotage` keeps vLLM's weights from being updated."""
     trainer = make_trainer(model, folder, **settings)
     engine = trainer.vllm_generation
     if sabotage == "no sync":
@@ -177,12 +178,12 @@ def train(model, folder, *, sabotage=None, **settings):
 
 
 def refuses(model, folder, variants):
-    """What making a trainer says, per variant: the error, or how weights will go."""
+    """Return the error or the way of sending weights when a trainer is created, per variant."""
     report = {}
     save_next = AdapterGeneration._save_next
 
     def save_elsewhere(engine, state_dict):
-        """As where the folder is mounted under one path here and under another on the server."""
+        """As if the folder were mounted under different paths here and on the server."""
         name, path = save_next(engine, state_dict)
         return name, Path("/elsewhere") / path.name
 
@@ -200,7 +201,7 @@ def refuses(model, folder, variants):
 
 
 def seen_by(client):
-    """What the server serves, and whether it says who it is; whether there is a group for weights."""
+    """Return what the server serves, whether it reports its id, and whether there is a group for weights."""
     models = [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
     return {"models": models, "names_itself": client._instance_name() is not None, "group": client.communicator}
 
@@ -222,7 +223,9 @@ AHEAD = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry", "batch_multip
 
 
 def ahead_run(model, folder, settings):
-    """A run in each process of a launch, which reports how far old log-probabilities are from those at launch."""
+    """
+    Train in each process of a launch. Report how far old log-probabilities are from those at the time of sampling.
+    """
     trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
     errors = errors_of_old_logps(trainer, model, TEMPERATURE)
     trainer.train()
@@ -231,7 +234,7 @@ def ahead_run(model, folder, settings):
 
 
 class StopOnSave(TrainerCallback):
-    """Ends a run as Ctrl-C does, once it has saved a step."""
+    """End a run as Ctrl-C does, once it has saved a step."""
 
     def on_save(self, args, state, control, **kwargs):
         if state.global_step == args.max_steps // 2:
@@ -239,7 +242,7 @@ class StopOnSave(TrainerCallback):
 
 
 def two_ahead_and_resumed(model, folder, settings):
-    """A run two rollouts ahead that is interrupted half way, and goes on; which row is of which adapter's."""
+    """Make a run two rollouts ahead, interrupt and continue it. Report which adapter sampled each row."""
     folder, snapshots, found, trained = Path(folder), {}, [], []
     saves = {"rollouts_ahead": 2, "dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1}
     for resume in (None, True):

@@ -22,20 +22,22 @@ CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
 
 
 def errors(report: dict, *, updated: bool) -> list[float]:
-    """The oracle: vLLM's log-probabilities against those of what trains, before or after the first update."""
+    """
+    The reference: vLLM's log-probabilities compared with those of the trained model, before or after the first update.
+    """
     return [call["error"] for call in report["calls"] if (call["step"] > 0) == updated]
 
 
 def cpu_environment(*path: Path) -> dict[str, str]:
-    """Environment of a process that runs vLLM on the CPU, with `path` to import from first."""
+    """Environment of a process that runs vLLM on the CPU. `path` is searched first for imports."""
     path = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
-        "OMP_NUM_THREADS": "1",  # with two threads in one process, throughput collapses now and then
+        "OMP_NUM_THREADS": "1",  # with two threads in one process, throughput sometimes collapses
         "PYTHONPATH": os.pathsep.join(path),
-        "VLLM_CPU_CI_ENV": "1",  # no compilation, by inductor or
-        "TORCH_COMPILE_DISABLE": "1",  # at all
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process for the worker alone: each imports vLLM
+        "VLLM_CPU_CI_ENV": "1",  # no compilation, neither by inductor nor
+        "TORCH_COMPILE_DISABLE": "1",  # otherwise
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no separate process for the worker, since each imports vLLM
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -48,22 +50,22 @@ def free_port() -> int:
 
 
 def on_server(server: SimpleNamespace, **settings) -> dict:
-    """Settings of a run that `server` samples for."""
+    """Settings of a run that samples from `server`."""
     return {"vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_server_timeout": 60, **settings}
 
 
 @contextmanager
 def vllm_server(model: str, log: Path) -> Iterator[SimpleNamespace]:
-    """Serves `model` and LoRA adapters of rank 8 until the block is left. The ways for weights are NCCL's."""
+    """Serve `model` and LoRA adapters of rank 8 within a block. Weights cannot be pushed, since that needs NCCL."""
     port = free_port()
-    # Not `vllm serve`, which looks for a distribution named vllm; this one is named vllm-cpu.
+    # Not `vllm serve`, which searches for a distribution named vllm. This one is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", "128"]
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"]
     command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "3"]
     environment = {
         **cpu_environment(),
-        "VLLM_SERVER_DEV_MODE": "1",  # the endpoint of the server's settings
+        "VLLM_SERVER_DEV_MODE": "1",  # the endpoint for the server's settings
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_HOST_IP": HOST,
     }

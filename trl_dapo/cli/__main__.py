@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m trl_dapo.cli`, as `accelerate launch --module` starts it."""
+"""The entry point of `python -m trl_dapo.cli`, which `accelerate launch --module` uses."""
 
 import sys
 

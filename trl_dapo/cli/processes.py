@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`trl-dapo train` in several processes: `accelerate launch`, which ends as the processes ended."""
+"""Starting `trl-dapo train` in several processes with `accelerate launch`, and reporting how they ended."""
 
 import logging
 import os
@@ -28,13 +28,14 @@ from ..settings.recipe_files import find_accelerate_config
 from ..update.patching import patched
 
 
-OWN_OPTION = "accelerate_config"  # of `trl` and of this package: `--config_file` of accelerate's, by name
-NOT_OPTIONS = ("env", "module", "no_python")  # in a recipe `env` sets variables; the others say what is launched
-TOLD, WAIT_FOR_FIRST_RANK = "trl_dapo/told", timedelta(seconds=10)
+# Option of `trl` and of this package for the `--config_file` of accelerate, which takes the name of a config, too.
+OWN_OPTION = "accelerate_config"
+NOT_OPTIONS = ("env", "module", "no_python")  # in a recipe `env` sets variables; the others are set here
+PRINTED, WAIT_FOR_FIRST_RANK = "trl_dapo/told", timedelta(seconds=10)
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process: `accelerate launch`, with one process too, or `torchrun`."""
+    """Return whether `accelerate launch` or `torchrun` started this process, also if it is the only one."""
     return is_set("ACCELERATE_MIXED_PRECISION") or is_set("LOCAL_RANK")
 
 
@@ -48,7 +49,7 @@ def options_of_accelerate(fields: Collection[str]) -> dict[str, bool]:
 
 
 def split_options(words: Iterable[str], options: dict[str, bool]) -> tuple[list[str], list[str]]:
-    """Those words of a command line that are `accelerate launch`'s, each with its value, and the others."""
+    """Split a command line into the options of `accelerate launch`, with their values, and the other words."""
     theirs, others, words = [], [], iter(words)
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
@@ -57,59 +58,78 @@ def split_options(words: Iterable[str], options: dict[str, bool]) -> tuple[list[
             others.append(word)
         elif options[name]:
             theirs.append(f"--{name}={value if equals else next(words, '')}")
-        elif value.lower() != "false":  # of a recipe's `multi_gpu: false`
+        elif value.lower() != "false":  # a recipe may contain `multi_gpu: false`
             theirs.append(f"--{name}")
     return theirs, others
 
 
 def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
-    """Return what `accelerate launch` reads from its options, for `trl-dapo train` with the rest of a command line."""
+    """
+    Return the arguments of `accelerate launch` with which it starts `trl-dapo train`.
+
+    Args:
+        words (`Iterable[str]`):
+            Options of `accelerate launch`.
+        argv (`Sequence[str]`):
+            The rest of the command line.
+
+    Raises:
+        ValueError: If the processes or machines could not start, or would wait for each other forever.
+    """
     parser, own = launch_command_parser(), f"--{OWN_OPTION}="
-    parser.error = _refuse
+    parser.error = _raise_value_error
     words = [
         f"--config_file={find_accelerate_config(word.removeprefix(own))}" if word.startswith(own) else word
         for word in words
     ]
-    asked = parser.parse_args([*words, "--module", "trl_dapo.cli", "train", *argv])
-    says_how = asked.config_file or asked.use_fsdp or asked.use_deepspeed or asked.cpu or asked.tpu
-    num_asked = max(asked.num_processes or 1, asked.num_machines or 1)
-    with nullcontext() if asked.config_file else suppress(OSError):  # there need be no file
-        from_file = load_config_from_file(asked.config_file)
+    requested = parser.parse_args([*words, "--module", "trl_dapo.cli", "train", *argv])
+    says_how = requested.config_file or requested.use_fsdp or requested.use_deepspeed or requested.cpu or requested.tpu
+    num_requested = max(requested.num_processes or 1, requested.num_machines or 1)
+    with nullcontext() if requested.config_file else suppress(OSError):  # the default file need not exist
+        from_file = load_config_from_file(requested.config_file)
         for name in ("num_processes", "num_machines", "machine_rank", "main_process_ip"):
-            if getattr(asked, name) is None:  # told now, to be checked
-                setattr(asked, name, getattr(from_file, name, None))
+            if getattr(requested, name) is None:  # so that it is checked below
+                setattr(requested, name, getattr(from_file, name, None))
         says_how = says_how and getattr(from_file, "distributed_type", None) != "NO"
-    if num_asked > 1 and not says_how:
-        asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
-    # What would start too few processes, or leave machines waiting for one another, is refused.
-    check_value("num_processes", asked.num_processes, COUNT_OR_NONE)
-    check_value("num_machines", asked.num_machines, COUNT_OR_NONE)
-    machines, together = asked.num_machines or 1, asked.num_processes
+    if num_requested > 1 and not says_how:
+        requested.multi_gpu = True  # without it, one process is started on a machine without GPUs
+    # With other values too few processes would start, or machines would wait for one another.
+    check_value("num_processes", requested.num_processes, COUNT_OR_NONE)
+    check_value("num_machines", requested.num_machines, COUNT_OR_NONE)
+    machines, together = requested.num_machines or 1, requested.num_processes
     for what, got, is_valid in (
-        ("a `num_processes` that it divides, those of all together", together, together and not together % machines),
-        (f"a `machine_rank` from 0 to {machines - 1}", asked.machine_rank, asked.machine_rank in range(machines)),
-        ("`main_process_ip`, the address of machine 0", asked.main_process_ip, asked.main_process_ip),
+        ("a `num_processes` of all machines together that it divides", together, together and not together % machines),
+        (
+            f"a `machine_rank` from 0 to {machines - 1}",
+            requested.machine_rank,
+            requested.machine_rank in range(machines),
+        ),
+        ("`main_process_ip`, the address of machine 0", requested.main_process_ip, requested.main_process_ip),
     ):
         if not is_valid and (machines > 1 or got is not None):
-            raise ValueError(f"`num_machines={machines}` needs {what}, got {got}.")
-    return asked
+            raise ValueError(f"`num_machines={machines}` needs {what}, got {got}. Set it on every machine.")
+    return requested
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_value_error(message: str) -> NoReturn:
     raise ValueError(message)
 
 
 @contextmanager
-def believing_in(num_processes: int) -> Iterator[None]:
-    """Make a config as each of `num_processes` processes will make it, before they are started. Nothing is logged."""
-    world_size, silenced = os.environ.get("WORLD_SIZE"), logging.root.manager.disable
+def pretending_to_be_one_of(num_processes: int) -> Iterator[None]:
+    """
+    Let configs be created as if this was one of `num_processes` processes, to check them before these are started.
+
+    Nothing is logged meanwhile, because the processes will log the same.
+    """
+    world_size, disabled_level = os.environ.get("WORLD_SIZE"), logging.root.manager.disable
     os.environ["WORLD_SIZE"] = str(num_processes)
-    logging.disable(logging.WARNING)  # the processes will
+    logging.disable(logging.WARNING)
     try:
         with patched(DAPOConfig, world_size=num_processes, device=torch.device("cpu")):
             yield
     finally:
-        logging.disable(silenced)
+        logging.disable(disabled_level)
         if world_size is None:
             del os.environ["WORLD_SIZE"]
         else:
@@ -117,34 +137,38 @@ def believing_in(num_processes: int) -> Iterator[None]:
 
 
 def launch_processes(arguments: Namespace) -> int:
-    """Runs `accelerate launch`; returns the status of the first process that failed."""
-    # It would add a traceback, and end with status 1, where the process that failed has said why.
+    """Run `accelerate launch`, and return the status of the first process that failed, or 0."""
+    # The process that failed has printed why. The launcher's own traceback and its status 1 would add nothing.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # values not passed to it
+    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # it warns about defaults
     try:
         launch_command(arguments)
     except subprocess.CalledProcessError as error:
         return error.returncode
     except ChildFailedError as error:
         return error.get_first_failure()[1].exitcode
-    except SignalException as error:  # Ctrl-C, which reaches the processes too, and what a scheduler sends
+    except SignalException as error:  # Ctrl-C, which the processes receive, too, or a signal of a job scheduler
         return 128 + error.sigval
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def tell_once(line: str) -> None:
-    """Prints what ended this process. A rank behind the first does so where the first has nothing to tell."""
+def print_once(line: str) -> None:
+    """
+    Print the line that ends a run, but only on one process.
+
+    This is the first process, or another one if the first does not print a line within a few seconds.
+    """
     if num_processes_of("WORLD_SIZE") > 1:
-        rank = PartialState().process_index  # the ranks meet there, if they have not yet
+        rank = PartialState().process_index  # also connects the processes if they are not yet connected
         store = distributed_c10d._get_default_store()
         if rank:
             line += f" (process {rank})"
-        with suppress(dist.DistError):  # the store may have ended with the first rank
+        with suppress(dist.DistError):  # the store ends with the first process
             if rank:
-                with suppress(dist.DistStoreError):  # in time it has told nothing
-                    store.wait([TOLD], WAIT_FOR_FIRST_RANK)
-            if store.add(TOLD, 1) > 1:
+                with suppress(dist.DistStoreError):  # the first process has not printed a line in time
+                    store.wait([PRINTED], WAIT_FOR_FIRST_RANK)
+            if store.add(PRINTED, 1) > 1:
                 return
     print(line, file=sys.stderr)

@@ -1,13 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GRPO and DAPO on a CPU in three minutes: a small model learns arithmetic, first from examples, then from reward.
+"""GRPO and DAPO on a CPU in three minutes: a small model learns arithmetic, first from examples, then from rewards.
 
-The warm-up is supervised, by a teacher who makes mistakes: afterwards the model solves some problems always, some
-never and most of them sometimes. From there it is trained twice, with `GRPOTrainer` and with `DAPOTrainer`: with the
-same settings, for the same number of generated tokens. Only correct answers are rewarded. Accuracy is measured on
-problems that were never trained on.
+The warm-up is supervised training on examples, some of which have an incorrect answer. After it the model solves some
+problems always, some never and most of them sometimes. This model is trained twice, with `GRPOTrainer` and with
+`DAPOTrainer`, with the same settings and for the same number of generated tokens. Only correct completions are
+rewarded. Accuracy is measured on problems that were never trained on.
 
-Numbers are written as one adds by hand: operands of two digits, answers from the units up. `17+05=` is answered `220`.
+Operands have two digits, and results are written from the units up, in the order in which one adds by hand:
+`17+05=220`.
 """
 
 import os
@@ -41,31 +42,33 @@ from ..evaluation import compare, evaluate, print_comparison
 from ..report import plot_comparison
 from ..run import counts
 from ..run.terminal import TerminalCallback
-from ..settings.warnings import leave_out_renaming_warnings
+from ..settings.warnings import hide_renaming_warnings
 from ..trainer import DAPOTrainer
 from . import tiny
 
 
 MAX_ANSWER_TOKENS = 8
-NUM_PROMPTS, NUM_COMPLETIONS = 16, 8  # of a batch, and of each of its prompts
+NUM_PROMPTS, NUM_COMPLETIONS = 16, 8  # prompts per batch, and completions per prompt
 
 
 class ArithmeticProblem(NamedTuple):
+    """A problem, such as `17+05`, and its answer."""
+
     family: str
     text: str
     answer: str
 
 
 class Family(NamedTuple):
-    """All problems `left operator right` of one difficulty."""
+    """Problems of the same difficulty: `left operator right`."""
 
     name: str
     left: range
     operator: str
     right: range
-    share: float  # of the problems drawn for training
+    share: float  # share of this family in training
     num_held_out: int
-    slip: float  # share of the warm-up's answers that are off by 1 or by 10
+    slip: float  # share of examples in the warm-up whose answer is off by 1 or by 10
 
 
 ONE_DIGIT, TWO_DIGITS = range(10), range(10, 100)
@@ -78,7 +81,11 @@ FAMILIES = (
 
 
 class Problems:
-    """Problems to train on and 1,000 held out, split by the seed; with `12+34` held out, `34+12` is too."""
+    """
+    Problems to train on, and 1,000 problems that are held out for evaluation, split by a seed.
+
+    If `12+34` is held out, so is `34+12`.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -92,8 +99,8 @@ class Problems:
             self.held_out += [_problem(family, *pair) for pair in held_out]
             self.train[family.name] = [_problem(family, *pair) for pair in rest if frozenset(pair) not in seen]
 
-    def teach(self, num_examples: int) -> list[str]:
-        """Problems with the answers of a teacher who slips: `17+05=220`, now and then off by 1 or by 10."""
+    def draw_examples(self, num_examples: int) -> list[str]:
+        """Draw training problems with their answers, such as `17+05=220`. Some answers are off by 1 or by 10."""
         slip = {family.name: family.slip for family in FAMILIES}
         examples = []
         for problem in self.draw(num_examples):
@@ -104,7 +111,7 @@ class Problems:
         return examples
 
     def draw(self, num_problems: int) -> list[ArithmeticProblem]:
-        """Training problems, each family as often as its share says; the same one may come twice."""
+        """Draw training problems with replacement, from each family according to its share."""
         names = self._random.choices(list(self.train), [family.share for family in FAMILIES], k=num_problems)
         return [self._random.choice(self.train[name]) for name in names]
 
@@ -119,7 +126,7 @@ def _units_first(number: int) -> str:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Tokenizer of one token a character; its chat template puts `=` behind a problem."""
+    """Return a tokenizer with one token per character, whose chat template adds `=` to a problem."""
     return tiny.build_character_tokenizer(
         "0123456789+*=",
         "{%- for message in messages -%}"
@@ -131,7 +138,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> PreTrainedModel:
-    """Qwen3 with random weights, 0.8 million parameters by default; `sizes` are fields of its config."""
+    """Return a Qwen3 model with random weights. It has 0.8 million parameters unless `sizes` changes its config."""
     set_seed(seed)
     settings: dict[str, Any] = {
         "hidden_size": 128,
@@ -139,7 +146,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> 
         "num_hidden_layers": 4,
         "head_dim": 32,
         "max_position_embeddings": 64,
-        # Problems are ten tokens long: positions must be told apart over that distance, not over a book's.
+        # Problems have only about ten tokens, so positions have to differ over a short distance.
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         "initializer_range": 0.06,
         "tie_word_embeddings": True,
@@ -157,13 +164,13 @@ def warm_up(
     learning_rate: float = 1.5e-3,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> None:
-    """Supervised steps in place, on problems with their answers; the loss counts the answer's tokens only."""
+    """Train a model on problems with their answers, in place. Only the tokens of answers count in the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=num_steps, pct_start=0.1)
     equals = tokenizer.convert_tokens_to_ids("=")
     model.train()
     for _ in range(num_steps):
-        texts = [f"{example}{tokenizer.eos_token}" for example in problems.teach(batch_size)]
+        texts = [f"{example}{tokenizer.eos_token}" for example in problems.draw_examples(batch_size)]
         batch = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
         is_equals = (batch["input_ids"] == equals).long()
         in_answer = is_equals.cumsum(dim=1) - is_equals
@@ -177,15 +184,17 @@ def warm_up(
 
 
 def to_dataset(problems: list[ArithmeticProblem]) -> Dataset:
-    """Problems as the trainers and an evaluation read them."""
-    asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
-    rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
+    """Return problems as a dataset for the trainers and an evaluation."""
+    rows = []
+    for problem in problems:
+        prompt = [{"role": "user", "content": problem.text}]
+        rows.append({"id": problem.text, "prompt": prompt, "solution": problem.answer, "source": problem.family})
     return Dataset.from_list(rows)
 
 
 def measure(checkpoint: Path, problems: list[ArithmeticProblem], output_dir: Path, seed: int) -> dict:
-    """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
-    # Completions of another run must not be used for this one.
+    """Evaluate a model with four completions per problem at temperature 1."""
+    # Otherwise the evaluation would continue from the completions of an earlier quickstart.
     shutil.rmtree(output_dir, ignore_errors=True)
     return evaluate(
         str(checkpoint),
@@ -203,20 +212,20 @@ def measure(checkpoint: Path, problems: list[ArithmeticProblem], output_dir: Pat
 
 
 def exact_answer(text: str, solution: str) -> tuple[bool, str]:
-    """Scorer of an evaluation: right if the whole completion is the solution."""
+    """Scorer for the evaluation: a completion is correct if it equals the solution."""
     return text == solution, text
 
 
 def exact_answer_reward(
     completions: list[list[dict[str, str]]], solution: list[str], **kwargs: Any
 ) -> list[float | None]:
-    """Reward function: 1.0 if the completion is the solution, otherwise 0.0."""
+    """Reward function that gives 1.0 if a completion equals the solution, otherwise 0.0."""
     answers = (completion[0]["content"] for completion in completions)
-    return [float(answer == right) for answer, right in zip(answers, solution, strict=True)]
+    return [float(answer == gold) for answer, gold in zip(answers, solution, strict=True)]
 
 
 def training_settings(output_dir: str | os.PathLike, seed: int, num_steps: int) -> dict[str, Any]:
-    """Settings of both trainers; what is not among them is at its default. One optimizer step per batch."""
+    """Return the settings of both trainers, with one optimizer step per batch. All others have their defaults."""
     return {
         "output_dir": str(output_dir),
         "seed": seed,
@@ -224,7 +233,8 @@ def training_settings(output_dir: str | os.PathLike, seed: int, num_steps: int) 
         "num_generations": NUM_COMPLETIONS,
         "per_device_train_batch_size": NUM_PROMPTS * NUM_COMPLETIONS,
         "max_completion_length": MAX_ANSWER_TOKENS,
-        # At 3e-4, and without a warm-up of Adam's moments, some seeds lose in the first steps what they never regain.
+        # At 3e-4, or without a warm-up of the learning rate, models of some seeds get worse in the first steps and
+        # never recover.
         "learning_rate": 1e-4,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 10,
@@ -240,18 +250,18 @@ def training_settings(output_dir: str | os.PathLike, seed: int, num_steps: int) 
 def dapo_config(
     output_dir: str | os.PathLike, seed: int, num_steps: int, max_tokens_generated: int | None = None
 ) -> DAPOConfig:
-    """Settings of `DAPOTrainer`: its defaults, so nothing is said about sampling except when to stop."""
+    """Return the settings of `DAPOTrainer`: those of both trainers, and the number of tokens at which it stops."""
     settings = training_settings(output_dir, seed, num_steps)
     return DAPOConfig(**settings, max_tokens_generated=max_tokens_generated)
 
 
 def count_generated_tokens(log_history: list[dict]) -> int:
-    """Count the tokens of all completions in the log of a run, dropped groups included."""
+    """Return the number of tokens of all completions in the log of a run, dropped groups included."""
     total = 0.0
     for entry in log_history:
         if "dynamic_sampling/tokens_generated" in entry:
             total += counts.total([entry], "dynamic_sampling/tokens_generated")
-        elif "completions/mean_length" in entry:  # of `GRPOTrainer`, which samples one batch per step
+        elif "completions/mean_length" in entry:  # logged by `GRPOTrainer`, which samples one batch per step
             total += entry["completions/mean_length"] * NUM_PROMPTS * NUM_COMPLETIONS
     return round(total)
 
@@ -264,23 +274,25 @@ def run_quickstart(
     console: Console | None = None,
 ) -> dict:
     """
-    Warms a small model up on arithmetic, trains it from there with `GRPOTrainer` and with `DAPOTrainer`, and prints
-    what both came to on held-out problems.
+    Train a small model on arithmetic with `GRPOTrainer` and with `DAPOTrainer`, and print the accuracy of both.
+
+    Both trainers start from a model that was warmed up with supervised training. The accuracy is measured on held-out
+    problems.
 
     Args:
         output_dir (`str` or `os.PathLike`, *optional*, defaults to `"outputs/quickstart"`):
-            Gets the folders `warm_up`, `grpo` and `dapo`, each with a model and its evaluation.
+            Folder for `warm_up`, `grpo` and `dapo`, each with a model and its evaluation.
         seed (`int`, *optional*, defaults to `42`):
-            Seed of everything random.
+            Random seed.
         num_warm_up_steps (`int`, *optional*, defaults to `250`):
-            Supervised steps.
+            Number of supervised steps.
         num_steps (`int`, *optional*, defaults to `150`):
-            Optimizer steps of `GRPOTrainer`. `DAPOTrainer` stops as soon as it has generated as many tokens.
+            Number of optimizer steps of `GRPOTrainer`. `DAPOTrainer` stops as soon as it has generated as many tokens.
         console ([`~rich.console.Console`], *optional*):
-            Console for all output. Standard output by default.
+            Console for all output. Defaults to standard output.
 
     Returns:
-        `dict`: `DAPOTrainer` compared with `GRPOTrainer`, as [`~trl_dapo.evaluation.compare`] returns it.
+        `dict`: The comparison of `DAPOTrainer` with `GRPOTrainer` by [`~trl_dapo.evaluation.compare`].
     """
     console = console or Console()
     say = partial(console.print, highlight=False, soft_wrap=True)
@@ -288,14 +300,14 @@ def run_quickstart(
     start, grpo_dir, dapo_dir = (output_dir / name for name in ("warm_up", "grpo", "dapo"))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    leave_out_renaming_warnings()
-    # Matrices this small gain little from a second thread, and lose minutes to it if the cores are shared.
+    hide_renaming_warnings()
+    # For such small matrices a second thread helps little, and costs minutes if other processes use the cores.
     torch.set_num_threads(1)
 
     problems, tokenizer = Problems(seed), build_tokenizer()
     model = build_model(tokenizer, seed)
     say(
-        f"A Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
+        f"A Qwen3 model with {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
         f"(seed {seed}, no network). Answers are written from the units up: 17+05=220."
     )
     with _progress(console, "Warm-up", num_warm_up_steps) as show:
@@ -317,8 +329,8 @@ def run_quickstart(
     num_tokens = count_generated_tokens(grpo.state.log_history)
 
     say(
-        f"\nDAPOTrainer trains the model of the warm-up too, with the same settings, until it has generated as many "
-        f"tokens ({num_tokens:,})."
+        f"\nDAPOTrainer trains the same model with the same settings, until it has generated as many tokens "
+        f"({num_tokens:,})."
     )
     dapo_args = dapo_config(dapo_dir, seed, num_steps, max_tokens_generated=num_tokens)
     dapo = DAPOTrainer(str(start), exact_answer_reward, dapo_args, train_dataset=dataset)
@@ -341,8 +353,8 @@ def run_quickstart(
         say(line)
     say("\nDAPOTrainer (trained) compared with GRPOTrainer (base), problem by problem:")
     change = compare(grpo_dir / "eval", dapo_dir / "eval")
-    print_comparison(change, console, in_brief=True)
-    say("Another seed trains other models, and its difference is another one: try --seed 43.")
+    print_comparison(change, console, only_avg=True)
+    say("The difference depends on the seed. Try another one with --seed 43.")
     logs = {"GRPOTrainer": grpo.state.log_history, "DAPOTrainer": dapo.state.log_history}
     plot_comparison(logs, output_dir / "run.png", title="trl-dapo quickstart")
     say(
@@ -350,21 +362,25 @@ def run_quickstart(
         f"Picture: {output_dir / 'run.png'}\n"
         f"Report:  trl-dapo report {grpo_dir} {dapo_dir}\n"
         f"Compare: trl-dapo compare {start / 'eval'} {dapo_dir / 'eval'}\n"
-        "Next, a language model, in minutes on a CPU (for a GPU: trl-dapo recipes):\n"
+        "Next, train a language model in minutes on a CPU (recipes for GPUs: trl-dapo recipes):\n"
         "  trl-dapo train --config smollm2_135m_cpu"
     )
     return change
 
 
 def _save(trainer: GRPOTrainer) -> None:
-    """Leaves the model and the log in the output folder."""
+    """Save the model and the log to the output folder."""
     trainer.save_state()
     trainer.save_model()
 
 
 @contextmanager
 def _progress(console: Console, title: str, num_steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal, elsewhere a line every 50 steps; yields what is called after each step."""
+    """
+    Show a progress bar on a terminal, or otherwise a line every 50 steps.
+
+    Yields the function to call after each step.
+    """
     with Progress(
         TextColumn("{task.description:8}"),
         BarColumn(),
@@ -395,14 +411,14 @@ class _RewardCallback(TrainerCallback):
 
 
 def _show_rewards(trainer: GRPOTrainer, show: Callable[[str], None]) -> None:
-    """Has a trainer show the reward at each step, and not print all of its metrics."""
+    """Make a trainer show the reward at each step instead of printing all of its metrics."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(_RewardCallback(show))
 
 
 def _print_rows(trainer: DAPOTrainer, every: int, console: Console) -> None:
-    """Has `DAPOTrainer` print a row of its table every few steps."""
+    """Make `DAPOTrainer` print a row of its table every few steps."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TerminalCallback):
             callback.every, callback.file = every, console.file

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A random model for trial runs, and what it can be rewarded for: the run is real, but the model knows nothing."""
+"""A small random model for trying out runs, and a reward that it can get by chance."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Tokenizer of one token a byte, which can read any prompt."""
+    """Return a tokenizer with one token per byte, which can encode any prompt."""
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
@@ -27,7 +27,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_character_tokenizer(characters: str, chat_template: str) -> PreTrainedTokenizerFast:
-    """Tokenizer of one token a character, for those that are given."""
+    """Return a tokenizer with one token for each of some characters."""
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *characters])}
     by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     by_character.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
@@ -42,7 +42,7 @@ def _with_template(tokenizer: Tokenizer, chat_template: str, **tokens: str) -> P
 
 
 def build_tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
-    """Qwen3 with random weights, 0.1 million parameters by default; `sizes` are fields of its config."""
+    """Return a Qwen3 model with random weights. It has 0.1 million parameters unless `sizes` changes its config."""
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -60,7 +60,7 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any
 
 
 def digit_reward(completions: list[list[dict[str, str]]], **kwargs: Any) -> list[float | None]:
-    """Reward function that a random model sometimes earns: 1.0 if the completion contains a digit, otherwise 0.0."""
+    """Reward function that gives 1.0 if a completion contains a digit, as some of a random model do, otherwise 0.0."""
     return [float(any(character in "0123456789" for character in text[-1]["content"])) for text in completions]
 
 

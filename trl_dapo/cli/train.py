@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to a trained model: what `recipes/train_dapo.py` and `trl-dapo train` share."""
+"""The command `trl-dapo train`, from a recipe to a trained model. `recipes/train_dapo.py` uses the same functions."""
 
 import gc
 import re
@@ -34,39 +34,45 @@ from ..settings.help import help_from_docstring
 from ..tools import calculate
 from ..update.patching import patched
 from . import processes
-from .processes import split_options, tell_once
+from .processes import print_once, split_options
 
 
 if TYPE_CHECKING:
     from ..trainer import DAPOTrainer
 
 
-# What others' messages leave out, by a part of them.
-WAYS_OUT = {
-    "bf16/gpu": "Without a GPU `--bf16 false` trains on the CPU, a large model slowly; `--config smoke_cpu` tries out "
-    "a run, and `trl-dapo plan` tells what a recipe needs.",
-    "none of the known schemas": "For rewards of your own a file needs a column `prompt`, and keeps all others, "
-    "if neither `prompt_style` nor `on_bad_rows` is set.",
-    "asks for `solution`, which": "A `prompt_style` has the gold answers of math problems read as `solution`.",
-    "its columns are `prompt`, `solution`, `source`, `id`": "The math loader has read these from the file's. Without "
-    "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
+# Advice that is added to a message, by a part of the message.
+HINTS = {
+    "bf16/gpu": "To train on the CPU, which is slow for a large model, add `--bf16 false`. To try out a run, use "
+    "`--config smoke_cpu`. `trl-dapo plan` shows what a recipe needs.",
+    "none of the known schemas": "With your own reward functions a file only needs a column `prompt`, and keeps all "
+    "other columns, if neither `prompt_style` nor `on_bad_rows` is set.",
+    "requires `solution`, which": "Set `prompt_style` to read a file as math problems, whose gold answers become the "
+    "column `solution`.",
+    "Its columns are `prompt`, `solution`, `source`, `id`": "These are the columns of math problems. If neither "
+    "`prompt_style` nor `on_bad_rows` is set, a file with a column `prompt` keeps its own columns.",
     "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
-    "`num_generations_eval`, which is `num_generations` where it is not set.",
-    "The dataset has no split": "`dataset_train_split` and `dataset_test_split` name its splits; without one to "
-    "evaluate on, set `eval_strategy: 'no'`, or `test_split_size` together with `datasets`.",
-    "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
+    "`num_generations_eval`, which is `num_generations` by default.",
+    "has no split": "Name its splits with `dataset_train_split` and `dataset_test_split`. If it has none to evaluate "
+    "on, set `eval_strategy: 'no'`, or `test_split_size` together with `datasets`.",
+    "not found in the base model": "Use `--lora_target_modules all-linear`, which works for any model.",
 }
-MISFIT, MISTAKE, FOUND_NOTHING, INTERRUPTED = 1, 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
-MISTAKES = (ValueError, OSError, ImportError)  # what a user can mend
+MISTAKE, FOUND_NOTHING, DOES_NOT_FIT = 2, 3, 4  # exit statuses; 1 is that of an unexpected error
+INTERRUPTED = 130  # as a shell reports Ctrl-C
+MISTAKES = (ValueError, OSError, ImportError)  # errors that a user can correct
 TOOLS = {"calculate": calculate}
-# A recipe that says one of these, or names a file, has its data read by `trl_dapo.data`, not by TRL's script.
-OF_PROBLEMS = ("prompt_style", "on_bad_rows", "dataset_offset", "dataset_limit", "eval_dataset_name")
-OF_ROWS = ("datasets", "dataset_streaming", "streaming", "test_split_size")
-# What each of these has an effect with.
-NEEDED = dict.fromkeys(("streaming", "test_split_size"), "datasets")
-NEEDED |= dict.fromkeys(("eval_dataset_split", "eval_dataset_offset", "eval_dataset_limit"), "eval_dataset_name")
-NEEDED |= {each.name: "use_peft" for each in fields(ModelConfig) if "lora" in each.name or each.name == "use_dora"}
-# Packages that are not this one's requirements, by the settings that ask for them.
+# If one of these is set, or the dataset is a file, `trl_dapo.data` reads the data, and otherwise TRL's script.
+PROBLEM_FIELDS = ("prompt_style", "on_bad_rows", "dataset_offset", "dataset_limit", "eval_dataset_name")
+ROW_FIELDS = ("datasets", "dataset_streaming", "streaming", "test_split_size")
+# Settings that have no effect without another setting, and the name of that setting.
+NEEDED_SETTINGS = dict.fromkeys(("streaming", "test_split_size"), "datasets")
+NEEDED_SETTINGS |= dict.fromkeys(
+    ("eval_dataset_split", "eval_dataset_offset", "eval_dataset_limit"), "eval_dataset_name"
+)
+NEEDED_SETTINGS |= {
+    each.name: "use_peft" for each in fields(ModelConfig) if "lora" in each.name or each.name == "use_dora"
+}
+# Optional packages, by the settings that need them.
 PACKAGES = dict.fromkeys(("load_in_4bit", "load_in_8bit"), "bitsandbytes")
 PACKAGES |= {"use_vllm": "vllm", "use_liger_kernel": "liger_kernel"}
 TRACKERS = ("wandb", "trackio", "mlflow", "swanlab", "comet_ml", "clearml")
@@ -77,43 +83,43 @@ OF_BITSANDBYTES = re.compile("bnb|paged|ademamix|lion_|(?<!torch_)8bit")
 @dataclass
 class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     """
-    Fields of a recipe besides those of [`DAPOConfig`] and [`~trl.ModelConfig`]: the fields of `trl grpo`, and these.
+    Fields of a recipe in addition to those of [`DAPOConfig`] and [`~trl.ModelConfig`]: those of `trl grpo`, and these.
 
     Args:
         dataset_name (`str`, *optional*):
             Training prompts: a file, also relative to the folder named by `TRL_DAPO_DATA`, or a dataset on the Hub.
-            Rows with a `prompt` are used unchanged, as by `trl grpo`. They are read as math problems if all
-            reward functions are of this package, or if `prompt_style` or `on_bad_rows` is set.
+            Rows with a `prompt` are used unchanged, as in `trl grpo`. They are read as math problems if all reward
+            functions are of this package, or if `prompt_style` or `on_bad_rows` is set.
         dataset_offset (`int`, *optional*, defaults to `0`):
-            Problems passed over at the start.
+            Number of problems to skip.
         dataset_limit (`int`, *optional*):
-            Problems to train on, at most.
+            Largest number of problems to train on. Defaults to all.
         eval_dataset_name (`str`, *optional*):
-            Evaluation prompts, as `dataset_name`.
+            Evaluation prompts, in the same form as `dataset_name`.
         eval_dataset_split (`str`, *optional*, defaults to `"train"`):
             Split of an evaluation dataset on the Hub.
         eval_dataset_offset (`int`, *optional*, defaults to `0`):
-            Problems passed over at the start.
+            Number of problems to skip.
         eval_dataset_limit (`int`, *optional*):
-            Problems to evaluate on, at most.
+            Largest number of problems to evaluate on. Defaults to all.
         prompt_style (`str`, *optional*):
-            How a problem is put to the model: `"answer_line"` (the paper's), `"boxed"`, `"think"` or
-            `"as_is"`. Defaults for math problems to what the first reward function reads: `"answer_line"` for
-            `dapo_math`, `"boxed"` for `math_verify` and `accuracy_reward`, `"as_is"` for others.
+            What the prompt of a math problem asks for: `"answer_line"` (as in the paper), `"boxed"`, `"think"` or
+            `"as_is"`. The default for math problems is the style that the first reward function reads: `"answer_line"`
+            for `dapo_math`, `"boxed"` for `math_verify` and `accuracy_reward`, and `"as_is"` for others.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
-            What becomes of rows without a problem or a gold answer, in both datasets: `"error"` or `"skip"`.
+            What to do with rows without a problem or a gold answer, in both datasets: `"error"` or `"skip"`.
         reward_funcs (`list[str]`, *optional*):
-            `dapo_math`, `math_verify`, `last_number`, `bare_number`, one of `trl grpo`'s such as `accuracy_reward`, or
-            a dotted import path. Defaults to `dapo_math` where there is no `reward_model_name_or_path`.
+            `dapo_math`, `math_verify`, `last_number`, `bare_number`, a reward function of `trl grpo` such as
+            `accuracy_reward`, or a dotted import path. Defaults to `dapo_math` if there is no
+            `reward_model_name_or_path`.
         tools (`list[str]`, *optional*):
-            Functions that the model may call, as [`~trl.GRPOTrainer`] takes them: `calculate`, or a dotted import
-            path.
+            Functions that the model may call, as in [`~trl.GRPOTrainer`]: `calculate`, or a dotted import path.
         tiny_model (`bool`, *optional*, defaults to `False`):
-            Whether to train a small random model that is made on the spot, instead of `model_name_or_path`.
+            Whether to train a small random model that is created for the run, instead of `model_name_or_path`.
         trial (`bool`, *optional*, defaults to `False`):
-            Whether to try the run out instead of training: each of its phases once, on this machine. Prints memory and
-            seconds of each and what is expected of the run, and writes nothing. The exit status is 0 if the run fits
-            and 1 if it does not.
+            Whether to try out the run instead of training. Every phase of the run is tried once on this machine.
+            Memory and seconds of each phase are printed, together with an estimate for the whole run. Nothing is
+            written. The exit status is 0 if the run fits and 4 if it does not.
     """
 
     dataset_name: str | None = None
@@ -133,13 +139,15 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     def __post_init__(self) -> None:
         for each in (each for each in self.datasets if not isinstance(each, DatasetConfig)):
             if not isinstance(each, dict) or "path" not in each:
-                raise ValueError(f"`datasets` holds {each!r}. Write each as `- path: NAME`.")
+                raise ValueError(
+                    f"`datasets` contains {each!r}, which has no `path`. Write each dataset as `- path: NAME`."
+                )
             refuse_unknown_fields("A dataset of `datasets`", each, DatasetConfig.__dataclass_fields__)
         super().__post_init__()
 
 
 class _Parser(TrlParser):
-    """TRL's, which tells a mistake in one line, and a misspelt field before a config is made of the others."""
+    """TRL's parser, but a mistake raises a `ValueError`, and misspelt fields are found before a config is created."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -154,7 +162,10 @@ class _Parser(TrlParser):
         unknown = [word[2:].partition("=")[0].replace("-", "_") for word in others if word.startswith("--")]
         refuse_unknown_fields("The command line", unknown, self._fields, ["config", *self.launch_options])
         if others:
-            raise ValueError(f"`{others[0]}` follows no `--field`.")
+            raise ValueError(
+                f"`{others[0]}` is not the value of an option. Write options as `--field value`, and put values with "
+                "spaces in quotes."
+            )
         return namespace, others
 
     @property
@@ -163,12 +174,12 @@ class _Parser(TrlParser):
 
     @cached_property
     def launch_options(self) -> dict[str, bool]:
-        """Options of `accelerate launch`, in a recipe too, and whether a value follows each."""
+        """Options of `accelerate launch`, which a recipe may contain, too, and whether each takes a value."""
         return processes.options_of_accelerate(self._fields)
 
 
 def make_parser() -> _Parser:
-    """The parser of recipes and command lines: a misspelt key is an error in both."""
+    """Return the parser of recipes and command lines."""
     parser = _Parser(
         (LaunchArguments, DAPOConfig, ModelConfig),  # type: ignore[arg-type]  # dataclasses have no type of their own
         prog="trl-dapo train",
@@ -176,7 +187,7 @@ def make_parser() -> _Parser:
         "[--accelerate_config FILE]",
         allow_abbrev=False,
     )
-    # There are some three hundred fields. Those of this package come first.
+    # The help lists about three hundred fields. Those of this package come first.
     others = parser._optionals
     parser._action_groups.remove(others)
     for title, shown in (
@@ -193,128 +204,143 @@ def make_parser() -> _Parser:
 
 
 def launch(argv: Sequence[str]) -> int:
-    """Trains what a command line says, in the processes that it asks for; returns the exit status."""
+    """Run `trl-dapo train` with a command line, in one or several processes, and return the exit status."""
     try:
         parser = make_parser()
-        asked, argv = split_options(argv, parser.launch_options)
-        if asked and processes.is_launched():
-            raise ValueError(f"`{asked[0]}` is for the launcher, which has started this process already.")
+        launch_options, argv = split_options(argv, parser.launch_options)
+        if launch_options and processes.is_launched():
+            raise ValueError(
+                f"`{launch_options[0]}` is an option of the launcher, which has started this process already. Pass it "
+                "to the launcher."
+            )
         if "--config" in argv and not processes.is_launched():
             recipe = _read_recipe(argv[argv.index("--config") + 1])
             words = [f"--{name}={value}" for name, value in recipe.items() if value is not None]
-            asked = split_options(words, parser.launch_options)[0] + asked
-        if asked:
-            arguments = processes.read_options(asked, argv)
-            if not arguments.machine_rank:  # the first machine checks for all
-                with processes.believing_in(arguments.num_processes or max(torch.cuda.device_count(), 1)):
+            launch_options = split_options(words, parser.launch_options)[0] + launch_options
+        if launch_options:
+            launcher_args = processes.read_options(launch_options, argv)
+            if not launcher_args.machine_rank:  # the first machine checks the settings for all
+                num_processes = launcher_args.num_processes or max(torch.cuda.device_count(), 1)
+                with processes.pretending_to_be_one_of(num_processes):
                     trainer_arguments(*read_settings(parser, argv))
-            return processes.launch_processes(arguments)
+            return processes.launch_processes(launcher_args)
         launch_args, training_args, model_args = read_settings(parser, argv)
-        # One process reads and caches, the others read the cache.
-        failure, given = None, {}
+        # The first process downloads the data, and the others read it from the cache.
+        failure, arguments = None, {}
         with PartialState().local_main_process_first():
             try:
-                given = trainer_arguments(launch_args, training_args, model_args)
+                arguments = trainer_arguments(launch_args, training_args, model_args)
             except MISTAKES as error:
-                failure = error  # told once the processes that wait here have come as far
+                failure = error  # raised below, because the other processes wait at the end of this block
         if failure is not None:
             raise failure
     except MISTAKES as error:
-        return tell_mistake(error)
+        return report_mistake(error)
     except KeyboardInterrupt:
         print("trl-dapo train: stopped before it began.", file=sys.stderr)
         return INTERRUPTED
-    # Here, so that a mistake in the recipe is told before the models are imported.
+    # Imported here, so that a mistake in the recipe is reported without waiting for these imports.
     from ..run.preflight import SetupError
-    from ..run.terminal import bars_on_terminals_only, wrapped_for
+    from ..run.terminal import progress_bars_on_terminals_only, wrapped_for
 
     try:
-        with bars_on_terminals_only():
+        with progress_bars_on_terminals_only():
             run = run_trial if launch_args.trial else train
-            status = run(launch_args, training_args, given)
+            status = run(launch_args, training_args, arguments)
     except SetupError as error:
-        status = tell_mistake(error)
+        status = report_mistake(error)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    # The trainer, full of cycles, holds the process group. Its threads must end before the interpreter does: one that
-    # then asks for the interpreter's lock aborts the process, and with it a run that was complete. Its bar goes too.
+    # The trainer is part of reference cycles and keeps the process group alive. The threads of the process group must
+    # end before the interpreter does. Otherwise a thread that asks for the interpreter's lock aborts the process,
+    # although its run was complete. This also removes the progress bar.
     gc.collect()
     if status == INTERRUPTED and launch_args.trial:
-        tell_once("trl-dapo train: the trial was stopped. It has written nothing.")
+        print_once("trl-dapo train: the trial was stopped. Nothing was written.")
     elif status == INTERRUPTED and PartialState().is_main_process:
         folder = output_folder(training_args)
-        line = f"stopped. {folder} holds no checkpoint yet: the same command starts from the beginning."
+        line = f"stopped. {folder} contains no checkpoint yet, so the same command starts from the beginning."
         if (checkpoint := last_complete_checkpoint(folder)) is not None:
             line = f"stopped. The same command with `--resume_from_checkpoint true` continues from {checkpoint}."
         line = wrapped_for(sys.stderr, f"trl-dapo train: {line}")
         if sys.stderr.isatty():
-            line = f"\n{line}"  # `^C` stands where the cursor is
+            line = f"\n{line}"  # the terminal shows `^C` at the cursor
         print(line, file=sys.stderr)
     return status
 
 
-def tell_mistake(error: Exception) -> int:
-    """Print in one line what the user can correct, and how, and return the exit status."""
-    told = one_line(error)
-    tell_once(" ".join(["trl-dapo train:", told, *(way_out for part, way_out in WAYS_OUT.items() if part in told)]))
+def report_mistake(error: Exception) -> int:
+    """Print an error that the user can correct in one line, with hints, and return the exit status."""
+    message = one_line(error)
+    hints = [hint for part, hint in HINTS.items() if part in message]
+    print_once(" ".join(["trl-dapo train:", message, *hints]))
     return MISTAKE
 
 
 def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments, DAPOConfig, ModelConfig]:
-    """The settings of a recipe and a command line, with the checkpoint to resume by its path."""
+    """Return the settings of a recipe and a command line. The checkpoint to resume from is replaced by its path."""
     launch_args, training_args, model_args = parser.parse_args_and_config(argv)
     if not launch_args.tiny_model and model_args.model_name_or_path is None:
-        raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run.")
+        raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` to try out a run.")
     trained = None if launch_args.tiny_model else model_args.model_name_or_path
     for name in filter(None, (trained, launch_args.reward_model_name_or_path)):
         check_model_path(name)
-    settle_idle(argv, launch_args, model_args)
+    check_needed_settings(argv, launch_args, model_args)
     refuse_missing_packages(training_args, model_args)
     training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
     folder = Path(output_folder(training_args))
     there, file = ("model", "config.json") if model_args.use_peft else ("adapter", "adapter_config.json")
-    if (folder / file).exists():  # if a folder has an adapter and a whole model, neither is loaded correctly
+    if (folder / file).exists():
         raise ValueError(
-            f"`output_dir` {folder} holds the {there} of another run (`{file}`). A model that is saved next to it "
-            "could not be loaded. Set another `output_dir`, or delete that one."
+            f"`output_dir` {folder} contains the {there} of another run (`{file}`). If a folder contains a model and "
+            "an adapter, neither is loaded correctly. Set another `output_dir`, or delete this folder."
         )
     return launch_args, training_args, model_args
 
 
-def settle_idle(argv: Sequence[str], *settings: Any) -> None:
-    """Refuses what has no effect without another setting; unsets a recipe's where the command line turned that off."""
+def check_needed_settings(argv: Sequence[str], *settings: Any) -> None:
+    """
+    Raise a `ValueError` for a setting that has no effect without another one.
+
+    If the command line turns off the other setting of a recipe, the setting is reset to its default instead.
+    """
     known = {name: value for each in settings for name, value in vars(each).items()}
-    said = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    on_command_line = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     for args in settings:
         for setting in fields(args):
             name = setting.name
-            if name not in NEEDED or known[name] == setting.default:
+            if name not in NEEDED_SETTINGS or known[name] == setting.default:
                 continue
-            needed = NEEDED[name]
+            needed = NEEDED_SETTINGS[name]
             if known[needed]:
                 continue
-            if needed not in said or name in said:
+            if needed not in on_command_line or name in on_command_line:
                 raise ValueError(
-                    f"`{name}={known[name]!r}` has no effect without `{needed}`. Set that, or leave it out."
+                    f"`{name}={known[name]!r}` has no effect without `{needed}`. Set `{needed}`, or leave `{name}` "
+                    f"out."
                 )
             setattr(args, name, setting.default)
 
 
 def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) -> None:
-    """Refuses what would be missed only once a trainer is made, by every process."""
+    """
+    Raise an `ImportError` if the settings need a package that is not installed.
+
+    Otherwise every process would fail later, when the trainer is created.
+    """
     known = {**vars(model_args), **vars(training_args)}
-    asked = [(f"{name}={known[name]}", package) for name, package in PACKAGES.items() if known[name]]
-    asked += [(f"report_to={name!r}", name) for name in training_args.report_to or () if name in TRACKERS]
+    needed = [(f"{name}={known[name]}", package) for name, package in PACKAGES.items() if known[name]]
+    needed += [(f"report_to={name!r}", name) for name in training_args.report_to or () if name in TRACKERS]
     if OF_BITSANDBYTES.search(training_args.optim):
-        asked.append((f"optim={OptimizerNames(training_args.optim).value!r}", "bitsandbytes"))
-    for setting, package in asked:
+        needed.append((f"optim={OptimizerNames(training_args.optim).value!r}", "bitsandbytes"))
+    for setting, package in needed:
         if find_spec(package) is None:
-            raise ImportError(f"`{setting}` needs {package}, which is not installed: `pip install {package}`.")
+            raise ImportError(f"`{setting}` needs {package}, which is not installed. Run `pip install {package}`.")
 
 
-def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
-    """Trains with what is `given` to the trainer, and saves the model, or the adapter, into `output_dir`."""
-    trainer = make_trainer(launch_args, training_args, given)
+def train(launch_args: LaunchArguments, training_args: DAPOConfig, arguments: dict[str, Any]) -> int:
+    """Train with the trainer's arguments, save the model or adapter to `output_dir`, and return the exit status."""
+    trainer = make_trainer(launch_args, training_args, arguments)
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     if not trainer.stop.found_nothing:
         trainer.save_model(training_args.output_dir)
@@ -325,70 +351,76 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
     return FOUND_NOTHING if trainer.stop.found_nothing else 0
 
 
-def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
-    """Try what [`train`] would do, and print the report. Return 0 if the run fits, otherwise `MISFIT`."""
-    # A trainer makes its folder when it is made, and its trackers may open a run.
+def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, arguments: dict[str, Any]) -> int:
+    """Try out a training run, print the report, and return the exit status: 0 if the run fits, otherwise `DOES_NOT_FIT`."""
+    # When a trainer is created, it creates its output folder, and its trackers may begin a run.
     training_args.report_to, training_args.push_to_hub = [], False
     with scratch_folder(training_args.output_dir) as training_args.output_dir:
-        trainer = make_trainer(launch_args, training_args, given)
+        trainer = make_trainer(launch_args, training_args, arguments)
         report = trainer.trial()
         trainer.accelerator.print(f"\n{report}")
     trainer.accelerator.end_training()
-    return 0 if report.fits else MISFIT
+    return 0 if report.fits else DOES_NOT_FIT
 
 
-def make_trainer(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> "DAPOTrainer":
-    """Makes the trainer from what is `given` to it; a mistake of the user's is a `SetupError`."""
+def make_trainer(launch_args: LaunchArguments, training_args: DAPOConfig, arguments: dict[str, Any]) -> "DAPOTrainer":
+    """Return a trainer with these arguments. Errors that the user can correct become a `SetupError`."""
     from ..run.preflight import SetupError
     from ..run.terminal import wrapped_for
     from ..trainer import DAPOTrainer
 
     if PartialState().is_main_process:
         print(wrapped_for(sys.stdout, training_args.batch_arithmetic))
-        print(f"Loading {given['model'] if not launch_args.tiny_model else 'a tiny model'}.", flush=True)
+        print(f"Loading {arguments['model'] if not launch_args.tiny_model else 'a tiny model'}.", flush=True)
     if launch_args.tiny_model:
-        given["model"] = tiny_model(training_args)
+        arguments["model"] = tiny_model(training_args)
     try:
-        return DAPOTrainer(**given)
+        return DAPOTrainer(**arguments)
     except MISTAKES as error:
         raise SetupError(str(error)) from error
 
 
-class _Handed(Exception):
-    """The arguments that TRL's script passes to its trainer."""
+class _TrainerArguments(Exception):
+    """Raised instead of creating a trainer. It contains the arguments that TRL's script passes to its trainer."""
 
 
 def trainer_arguments(
     launch_args: LaunchArguments, training_args: DAPOConfig, model_args: ModelConfig
 ) -> dict[str, Any]:
     """
-    Return a trainer's arguments: those that `trl grpo` makes of the settings, with this package's problems and tools.
+    Return the arguments of a trainer.
+
+    They are those of `trl grpo` for the same settings, but with the math problems and tools of this package.
     """
 
-    def hand(**given: Any) -> NoReturn:
-        raise _Handed(given)
+    def raise_arguments(**arguments: Any) -> NoReturn:
+        raise _TrainerArguments(arguments)
 
-    asked = launch_args.dataset_name
-    script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(name) for name in _reward_names(launch_args)])
+    name_of_dataset = launch_args.dataset_name
+    script_args = replace(launch_args, reward_funcs=[_name_for_trl(name) for name in _reward_names(launch_args)])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
     loaded = patched(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     try:
-        with patched(trl, GRPOTrainer=hand), loaded, data.naming_missing_data(None if problems else asked):
+        naming_missing_data = data.naming_missing_data(None if problems else name_of_dataset)
+        with patched(trl, GRPOTrainer=raise_arguments), loaded, naming_missing_data:
             grpo.main(script_args, training_args, model_args, script_args)
-    except _Handed as handed:
-        (given,) = handed.args
+    except _TrainerArguments as raised:
+        (arguments,) = raised.args
     except KeyError as error:
         split = error.args[0]
         if split not in (launch_args.dataset_train_split, launch_args.dataset_test_split):
             raise
         raise ValueError(f"The dataset has no split {split!r}.") from None
     if problems:
-        given["train_dataset"], given["eval_dataset"] = problems
-    if training_args.eval_on_start and given["eval_dataset"] is None:
-        raise ValueError("`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`, or leave it out.")
-    given["tools"] = [load_function("tools", name, TOOLS) for name in launch_args.tools or []] or None
-    return given
+        arguments["train_dataset"], arguments["eval_dataset"] = problems
+    if training_args.eval_on_start and arguments["eval_dataset"] is None:
+        raise ValueError(
+            "`eval_on_start=True` needs a dataset to evaluate on, which is only loaded if `eval_strategy` is set. Set "
+            "`eval_strategy`, or leave `eval_on_start` out."
+        )
+    arguments["tools"] = [load_function("tools", name, TOOLS) for name in launch_args.tools or []] or None
+    return arguments
 
 
 def _reward_names(launch_args: LaunchArguments) -> list[str]:
@@ -403,13 +435,13 @@ def _load_reward(name: str) -> Any:
 
 
 def _reward_funcs(launch_args: LaunchArguments) -> list[Any]:
-    """The reward functions, and the name of a reward model."""
+    """Return the reward functions, and the name of the reward model if there is one."""
     model = launch_args.reward_model_name_or_path
     return [_load_reward(name) for name in _reward_names(launch_args)] + ([model] if model else [])
 
 
-def _as_trl_finds_it(name: str) -> str:
-    """A reward function's name as TRL's script takes it: one of its own, or a path that is known to lead to one."""
+def _name_for_trl(name: str) -> str:
+    """Return the name by which TRL's script finds a reward function: one that it knows, or a dotted import path."""
     function = _load_reward(name)
     return f"{function.__module__}.{function.__name__}" if name in REWARD_FUNCS else name
 
@@ -417,26 +449,27 @@ def _as_trl_finds_it(name: str) -> str:
 def reads_problems(launch_args: LaunchArguments) -> bool:
     """Return whether this package reads the data instead of TRL's script: files, and math problems on the Hub."""
     defaults = {each.name: each.default for each in fields(launch_args)}
-    said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
+    set_fields = [name for name in PROBLEM_FIELDS if getattr(launch_args, name) != defaults[name]]
     if data.is_file_name(launch_args.dataset_name or ""):
-        said.append("dataset_name")
-        refuse_what_files_have_not(launch_args)
-    others = [name for name in OF_ROWS if getattr(launch_args, name)]
-    if said and others:
+        set_fields.append("dataset_name")
+        check_file_settings(launch_args)
+    others = [name for name in ROW_FIELDS if getattr(launch_args, name)]
+    if set_fields and others:
+        name = set_fields[0]
         raise ValueError(
-            f"`{others[0]}` is for rows that are used unchanged, and `{said[0]}={getattr(launch_args, said[0])!r}` "
-            "for problems that this package reads. Leave out one of them."
+            f"`{others[0]}` contradicts `{name}={getattr(launch_args, name)!r}`: the former is for rows that TRL "
+            "reads unchanged, the latter for data that this package reads. Leave out one of them."
         )
     rewards = [] if others else _reward_funcs(launch_args)
     if not launch_args.dataset_name:
         return False
-    if said:
+    if set_fields:
         return True
     return bool(rewards) and read_math_problems(rewards)
 
 
-def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
-    """Refuse a split or a configuration of a local file, which has neither."""
+def check_file_settings(launch_args: LaunchArguments) -> None:
+    """Raise a `ValueError` if a split or a configuration is set for a local file, which has neither."""
     defaults = {each.name: each.default for each in fields(launch_args)}
     for name in ("dataset_train_split", "dataset_config"):
         value = getattr(launch_args, name)
@@ -450,14 +483,16 @@ def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
 def load_datasets(
     launch_args: LaunchArguments, training_args: DAPOConfig
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The prompts of training, and those of evaluations: another dataset's, or on the Hub another split's."""
+    """Return the training prompts, and the evaluation prompts if there are any, from another dataset or split."""
     eval_name, eval_split = launch_args.eval_dataset_name, launch_args.eval_dataset_split
     is_file = data.is_file_name(launch_args.dataset_name or "")
     for name, off in (("eval_strategy", "no"), ("eval_on_start", False)):
         value = getattr(training_args, name)
         if eval_name is None and value != off and is_file:
-            value = getattr(value, "value", value)  # of an enumeration
-            raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
+            value = getattr(value, "value", value)  # the value of an enumeration member
+            raise ValueError(
+                f"`{name}={value!r}` needs a dataset to evaluate on. Set `eval_dataset_name`, or `{name}: {off!r}`."
+            )
     if eval_name is None and not is_file and training_args.eval_strategy != "no":
         eval_name, eval_split = launch_args.dataset_name, launch_args.dataset_test_split
     train_dataset = _load_dataset(launch_args, "", launch_args.dataset_name, launch_args.dataset_train_split)
@@ -469,7 +504,7 @@ def load_datasets(
 
 
 def _load_dataset(args: LaunchArguments, prefix: str, name: str | None, split: str) -> datasets.Dataset:
-    assert name is not None  # by `reads_problems`
+    assert name is not None  # checked by `reads_problems`
     config = args.dataset_config if name == args.dataset_name else None
     style = data.choose_prompt_style(
         name,
@@ -484,19 +519,22 @@ def _load_dataset(args: LaunchArguments, prefix: str, name: str | None, split: s
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
-    """The checkpoint that `resume_from_checkpoint` asks for: a path, or `true` for the last complete one."""
-    asked = training_args.resume_from_checkpoint
-    if asked is None or str(asked).lower() == "false":
+    """Return the path of the checkpoint in `resume_from_checkpoint`. `true` means the last complete one."""
+    setting = training_args.resume_from_checkpoint
+    if setting is None or str(setting).lower() == "false":
         return None
-    if str(asked).lower() != "true":
-        if not Path(asked, "trainer_state.json").exists():
-            raise FileNotFoundError(f"`resume_from_checkpoint={asked}` is not a complete checkpoint.")
-        return asked
+    if str(setting).lower() != "true":
+        if not Path(setting, "trainer_state.json").exists():
+            raise FileNotFoundError(
+                f"`resume_from_checkpoint={setting}` is not a complete checkpoint: it has no `trainer_state.json`. "
+                f"Name another one, or set `true` for the last complete one."
+            )
+        return setting
     return find_checkpoint(output_folder(training_args))
 
 
 def tiny_model(training_args: DAPOConfig) -> str:
-    """The path of a random model of about 0.1 M parameters, made in `output_dir/tiny_model`."""
+    """Create a random model with about 0.1 million parameters in `output_dir/tiny_model`, and return its path."""
     from . import tiny
 
     path = Path(output_folder(training_args)) / "tiny_model"

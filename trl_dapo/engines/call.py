@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls in threads of their own, while training continues. Knows nothing about models."""
+"""Function calls in background threads."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from typing import Any
 
 
-MOST = 256  # at a time; more groups than a server samples at once
-GRACE, PATIENCE = 5.0, 0.25  # seconds that interrupted calls may take to end, in all and at each attempt
+MAX_CALLS = 256  # at the same time, which is more groups than a server samples at once
+GRACE, PATIENCE = 5.0, 0.25  # seconds to wait for interrupted calls to end, in total and after each attempt
 
 
 def call(function: Callable) -> Future:
-    """One call of a function, in a thread of its own. It starts at once."""
+    """Call a function in a thread of its own, which starts immediately."""
     future: Future = Future()
-    # Not one of an executor's: the interpreter waits for those when it ends, however long they take.
+    # Not a thread of an executor, since the interpreter would wait for it when it exits, however long it takes.
     threading.Thread(target=_settle, args=(future, function), name="vllm-request", daemon=True).start()
     return future
 
@@ -32,20 +32,21 @@ def _settle(future: Future, function: Callable) -> None:
 
 
 class Calls:
-    """Calls in threads of their own, a limited number at a time, in the order in which they were added."""
+    """Calls in background threads, in the order in which they were added, up to a number of them at the same time."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most, self._lock = most, threading.Lock()
+    def __init__(self, max_calls: int = MAX_CALLS) -> None:
+        self._max_calls, self._lock = max_calls, threading.Lock()
         self._waiting: deque[tuple[Future, Callable]] = deque()
         self._threads: set[threading.Thread] = set()
-        self._seconds, self._since = 0.0, 0.0  # in which any was under way, until then
+        # The time during which any call was in progress, up to the moment when the latest busy period began.
+        self._seconds, self._since = 0.0, 0.0
 
     def add(self, function: Callable, then: Callable[[Any], Any]) -> Future:
-        """Calls a function, and another with what it returns, as soon as there is a thread for it."""
+        """Call a function, and `then` with its result, as soon as a thread is free."""
         future: Future = Future()
         with self._lock:
             self._waiting.append((future, lambda: then(function())))
-            if len(self._threads) < self._most:
+            if len(self._threads) < self._max_calls:
                 self._since = self._since if self._threads else time.perf_counter()
                 thread = threading.Thread(target=self._work, name="vllm-request", daemon=True)
                 self._threads.add(thread)
@@ -64,7 +65,7 @@ class Calls:
             _settle(future, function)
 
     def flush_seconds(self) -> float:
-        """Return in how many seconds of the interval that ends now any call was under way, and begin the next one."""
+        """Return for how many seconds any call was in progress since the last time, and start counting anew."""
         with self._lock:
             now = time.perf_counter()
             seconds = self._seconds + (now - self._since if self._threads else 0.0)
@@ -72,7 +73,9 @@ class Calls:
         return seconds
 
     def cancel(self, interrupt: Callable[[], None]) -> None:
-        """Ends all. A call that begins what can be interrupted only after that is interrupted again."""
+        """
+        Cancel all calls. `interrupt` is repeated, since a call may only become interruptible after the first time.
+        """
         with self._lock:
             waiting, threads = [future for future, _ in self._waiting], [*self._threads]
             self._waiting.clear()

@@ -1,8 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of the trainer: what they hold next to the files of transformers, and how a run continues from one.
+"""Checkpoints of the trainer: what they contain in addition to the files of transformers, and how a run continues.
 
-`run/checkpoint.py` reads and writes the files. This file says what of the trainer goes into them.
+`run/checkpoint.py` reads and writes the files. This file defines which parts of the trainer's state they contain.
 """
 
 import sys
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..rewards.task_reward import TaskReward
-from ..run.checkpoint import WHOLE_NAME, fingerprint, load_state, save_state
+from ..run.checkpoint import TRAINER_STATE_NAME, fingerprint, load_state, save_state
 from ..run.early_stop import StopCallback
 from ..run.log import describe_changes, settings_to_compare
 from ..run.stopwatch import Stopwatch
@@ -31,9 +31,9 @@ from .ahead import GroupsAhead
 
 
 class CheckpointMixin(TypedGRPOTrainer):
-    """Save and load what a run needs to continue next to the files of transformers."""
+    """Saves and loads what a run needs to continue, in addition to the files of transformers."""
 
-    # Set by other parts of the trainer.
+    # Defined by other parts of the trainer.
     _ahead: GroupsAhead
     _generate_every: int
     _group_filter: Any
@@ -42,16 +42,16 @@ class CheckpointMixin(TypedGRPOTrainer):
     stopwatch: Stopwatch
 
     _sampler: Sampler | None = None
-    _fingerprint: dict[str, Any] | None = None  # what decided on the rows of the last rollout
+    _fingerprint: dict[str, Any] | None = None  # the settings that determined the rows of the last rollout
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
-        parts: list[dict] = super()._roll_out(batch)  # type: ignore[misc]  # of `UpdatePhaseMixin`
+        parts: list[dict] = super()._roll_out(batch)  # type: ignore[misc]  # in `UpdatePhaseMixin`
         self._fingerprint = self._current_fingerprint()  # a callback may change the weights before they are saved
         return parts
 
     def _current_fingerprint(self) -> dict[str, Any]:
-        """Return the settings that decide how rows are sampled and accepted."""
-        weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of float32
+        """Return the present settings that determine how rows are sampled and which of them train."""
+        weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # removes the rounding of float32
         others: dict[str, Any] = {"reward_funcs": self.reward_func_names, "reward_weights": weights}
         others |= {"dynamic_sampling_rewards": self._task.names, "prompts_per_rollout": self.args.groups_per_rollout}
         return fingerprint(self.args, others | {"group_filter": self._group_filter})
@@ -61,8 +61,8 @@ class CheckpointMixin(TypedGRPOTrainer):
         with self.stopwatch.timing("checkpoint"):
             local = None if self.args.save_only_model else self._local_state()
             folder.mkdir(parents=True, exist_ok=True)
-            if self.args.should_save:  # one of an earlier run that is written over is not whole any more
-                (folder / WHOLE_NAME).unlink(missing_ok=True)
+            if self.args.should_save:  # a checkpoint of an earlier run that is overwritten is not complete any more
+                (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
             self.accelerator.wait_for_everyone()
             if local is not None:
                 save_state(folder, self.args, self._sampler, local)
@@ -70,30 +70,29 @@ class CheckpointMixin(TypedGRPOTrainer):
 
     def update_state_dict(self) -> dict:
         """
-        Return what the update phase needs on this rank to continue from a checkpoint, loadable with
-        `weights_only=True`.
+        Return what the update phase of this process needs to continue. It can be loaded with `weights_only=True`.
         """
         phase = self._step % self._generate_every
         return {
             "step": self._step if phase else 0,
             "generate_every": self._generate_every,
-            "accumulation": int(self.args.gradient_accumulation_steps),  # whatever type marks it as worked out
+            "accumulation": int(self.args.gradient_accumulation_steps),  # may be of a subclass that marks a default
             "rollout": self._buffered_inputs if phase else None,
         }
 
     def load_update_state_dict(self, state: dict) -> None:
-        """Continue from [`CheckpointMixin.update_state_dict`], if the rows fit."""
+        """Continue from a state of [`CheckpointMixin.update_state_dict`], whose rows must fit the run."""
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
 
     def _local_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this rank."""
+        """Return what a checkpoint keeps of this process."""
         return {
             "settings": settings_to_compare(self.args),
             "fingerprint": self._fingerprint or self._current_fingerprint(),
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
-            # TRL keeps these in a file that it writes only after the one that says that all is written.
+            # TRL saves these in a file of its own, but only after the file that marks a checkpoint as complete.
             "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
             "queue": None if self._sampler is None else self._sampler.queue.state_dict(),
             "ahead": self._ahead.state_dict(),
@@ -101,7 +100,10 @@ class CheckpointMixin(TypedGRPOTrainer):
         }
 
     def _mismatches(self, local: dict[str, Any]) -> dict[str, tuple]:
-        """Return the settings that this process's rows do not fit: the checkpoint's value and this run's."""
+        """
+        Return the settings for which the rows of this process do not fit the run, each with the value of the
+        checkpoint and that of the run.
+        """
         theirs, own = dict(local["fingerprint"]), self._current_fingerprint()
         if local["update"]["rollout"] is not None:
             sizes = self._sizes_of_rollout(local["update"])
@@ -110,7 +112,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         return {name: (theirs[name], own[name]) for name in theirs if name in own and theirs[name] != own[name]}
 
     def _sizes_of_rollout(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings with which the rollout was cut that a checkpoint holds, where others would not fit."""
+        """Return settings that determined the sizes of a checkpoint's rollout, and that must be equal to use it."""
         rollout, generate_every = update["rollout"], update["generate_every"]
         sizes: dict[str, Any] = {
             "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
@@ -121,7 +123,8 @@ class CheckpointMixin(TypedGRPOTrainer):
             sizes["beta"] = 0.0
         step_in_rollout = update["step"] % generate_every
         if step_in_rollout % self.args.gradient_accumulation_steps:
-            # No step would end with the rollout, where limits of the run are looked at.
+            # With another value, no optimizer step would end together with the rollout, which is when the limits of
+            # the run are checked.
             sizes["gradient_accumulation_steps"] = update["accumulation"]
         return sizes
 
@@ -134,7 +137,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         self._metrics["train"].update(local["metrics"])
         decides = ("reward_funcs", "reward_weights", "dynamic_sampling_rewards")
         theirs, own = local["fingerprint"], self._current_fingerprint()
-        if all(theirs.get(name) == own[name] for name in decides):  # else they are another reward's
+        if all(theirs.get(name) == own[name] for name in decides):  # otherwise the values are of other rewards
             self._task = self._task.with_values(local["reward_values"])
         if rows_fit:
             if self._sampler is not None and not self.args.ignore_data_skip:
@@ -144,23 +147,25 @@ class CheckpointMixin(TypedGRPOTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        # The main process writes `trainer_state.json` next: not before every rank's files are there.
+        # The main process writes `trainer_state.json` next. It must not do so before the files of all processes exist.
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         adapters = getattr(self.model, "peft_config", ())
-        if len(adapters) > 1 and "default" in adapters and not self.is_fsdp_enabled:  # until 5.23 left out
+        if (
+            len(adapters) > 1 and "default" in adapters and not self.is_fsdp_enabled
+        ):  # transformers before 5.23 does not load it
             self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
-        # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
+        # TRL keeps the adapter of a quantized model in bfloat16, but PEFT loads it in float32.
         for name, parameter in self.model.named_parameters():
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        self._last_loaded_step = -1  # vLLM's weights are of the last steps
+        self._last_loaded_step = -1  # vLLM still has the weights of the last step
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -172,14 +177,16 @@ class CheckpointMixin(TypedGRPOTrainer):
     def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
-        # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
-        # where it starts over differs after a resume.
-        pace = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
-        with patched(self, train_dataset=pace):
+        # The sampler reads the dataset. TRL's data loader only paces the training loop, so it gets a dataset of empty
+        # prompts. With the real one, everything would be read twice, and a resumed run would start over at another
+        # point.
+        empty_prompts = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
+        with patched(self, train_dataset=empty_prompts):
             return super().get_train_dataloader()
 
     def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:
         if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
             return super().get_batch_samples(*args)
-        self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
+        # The run was resumed at its end. Without this, transformers would take one more step.
+        self.control.should_training_stop = True
         return [], None

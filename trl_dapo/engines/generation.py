@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling of completions by the trainer.
 
-TRL's engine samples them: vLLM or transformers. This file decides with which parameters it samples, how long it stays
-awake, where completions end, and what is sampled ahead of time: evaluation batches, and groups for later rollouts.
+The completions are sampled by TRL's engine: vLLM or transformers. This file decides with which parameters it samples,
+how long it stays awake, which completions count as cut off, and what is sampled ahead of time: evaluation batches, and
+groups for later rollouts.
 """
 
 import copy
@@ -36,20 +37,20 @@ from .stops import Stops
 
 
 class GenerationMixin(TypedGRPOTrainer):
-    """Sample completions, for training and for evaluation, now and ahead of time."""
+    """Samples completions for training and for evaluation, now and ahead of time."""
 
-    # Set by other parts of the trainer.
+    # Defined by other parts of the trainer.
     _recorded: Recorded | None
 
     vllm_generation: AdapterGeneration
     _ahead: GroupsAhead
     _prefetch: Prefetch
     _stops: Stops
-    _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
-    _rows_cut_off: Sequence[bool] = ()  # which of them a limit ended
+    _completion_lengths: Sequence[int] = ()  # number of tokens generated for each latest completion of this process
+    _rows_cut_off: Sequence[bool] = ()  # which of these completions were cut off at the length limit
 
     def _open_engine(self, stopwatch: Stopwatch) -> None:
-        """Settle where completions end, and make what samples ahead: evaluation batches, groups for later rollouts."""
+        """Set up the stops of completions, and sampling ahead: of evaluation batches and groups for later rollouts."""
         kwargs = read_mapping("generation_kwargs", self.args.generation_kwargs) or {}
         if not self.use_vllm:
             vocab_size = self.model.config.get_text_config().vocab_size
@@ -71,7 +72,7 @@ class GenerationMixin(TypedGRPOTrainer):
             generate=self._generate_without_scoring,
             naming_lost_server=self._naming_lost_server,
             keeping_weights=lambda: patched(self, _last_loaded_step=self.state.global_step),
-            is_waited_for=num_rollouts == 1,
+            waits_for_all=num_rollouts == 1,
             stopwatch=stopwatch,
         )
 
@@ -81,11 +82,11 @@ class GenerationMixin(TypedGRPOTrainer):
 
     @property
     def _engine_schedules(self) -> bool:
-        """Whether the engine takes any number of rows in one call."""
+        """Whether the engine accepts any number of rows in one call and schedules them itself."""
         return self.use_vllm or self.use_transformers_continuous_batching
 
     def _naming_lost_server(self) -> AbstractContextManager[None]:
-        # A rollout function may have sampled elsewhere.
+        # A rollout function may sample from something else than this server.
         return naming_lost_server(self.args) if self._uses_a_server and self.rollout_func is None else nullcontext()
 
     def _sample_completions(self, prompts: list) -> tuple:
@@ -105,7 +106,9 @@ class GenerationMixin(TypedGRPOTrainer):
         return generated
 
     def _correct_trls_metrics(self, lengths: Sequence[int], cut_off: Sequence[bool]) -> None:
-        """Puts into TRL's metrics of the last call which completions are cut off. Collective."""
+        """
+        Correct TRL's latest metrics of lengths, which count completions that end with a stop as cut off. Collective.
+        """
         columns = torch.tensor([lengths, cut_off], device=self.accelerator.device).T.contiguous()
         lengths_B, cut_off_B = self.accelerator.gather(columns).T
         metrics = self._metrics["train" if self.model.training else "eval"]
@@ -113,25 +116,25 @@ class GenerationMixin(TypedGRPOTrainer):
             metrics[name][-1] = value
 
     def _tool_call_loop(self, *args: Any) -> tuple:
-        with getattr(getattr(self, "vllm_generation", None), "tool_turns", nullcontext)():  # of our own
+        with getattr(getattr(self, "vllm_generation", None), "tool_turns", nullcontext)():  # ours has it
             return super()._tool_call_loop(*args)
 
     def _generate_without_scoring(self, prompts: list, num_generations: int) -> None:
-        """As TRL's `_generate`, up to where it needs the completions."""
+        """Run the part of TRL's `_generate` that requests completions, without using the result."""
         prompt_ids, images, fields = self._tokenize_prompts(copy.deepcopy(prompts))
         self._generate_single_turn(prompt_ids, images, fields, num_generations)
 
     def _generate_for_evaluation(self, prompts: list) -> tuple:
-        """Completions for the prompts of several batches, one batch after the other."""
+        """Return completions for the prompts of several batches, batch by batch."""
         k = self.num_generations_eval
-        # TRL requests n completions of every n-th prompt from vLLM's server, over all processes. If the rows of a
-        # prompt are in two processes, they are no longer next to each other.
+        # From vLLM's server, TRL requests n completions of every n-th prompt over all processes. So equal prompts must
+        # be next to each other, but the rows of a prompt may be divided between two processes.
         with patched(self, num_generations_eval=math.gcd(k, self.args.per_device_eval_batch_size)):
             return self._generate(prompts)
 
     @contextmanager
     def _sampling_with(self, **parameters: float) -> Iterator[None]:
-        """Samples with other parameters than those of training."""
+        """Sample with other parameters than those of training within a block."""
         if self.use_vllm:
             with patched(self.vllm_generation, **parameters):
                 yield
@@ -142,17 +145,17 @@ class GenerationMixin(TypedGRPOTrainer):
             try:
                 yield
             finally:
-                self.model.eval()  # TRL's continuous batching leaves it in training mode
+                self.model.eval()  # TRL's continuous batching leaves the model in training mode
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """Keeps an engine that sleeps between its calls awake for a block: each waking would push all weights."""
+        """Keep an engine awake within a block if it sleeps between calls. Waking it up would push all weights."""
         args = self.args
         if not (self.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
             yield
             return
         engine = self.vllm_generation
-        # As TRL before its first call, which then finds the engine as it wants it.
+        # The same steps as those of TRL before a call, so that TRL's next call finds the engine ready.
         engine.sync_weights()
         self._last_loaded_step = self.state.global_step
         engine.llm.wake_up(tags=["kv_cache"])
@@ -170,7 +173,7 @@ class GenerationMixin(TypedGRPOTrainer):
         is_ours = self._initialized and self._stops.differ_from_trls and self.mask_truncated_completions
         if not is_ours or self._recorded is not None:
             return super()._generate_and_score_completions(inputs)
-        # TRL would leave out what a stop ended.
+        # TRL would mask completions that end with a stop.
         with patched(self, mask_truncated_completions=False):
             rollouts = super()._generate_and_score_completions(inputs)
         mask_rows(rollouts, self._rows_cut_off)
@@ -205,6 +208,6 @@ class GenerationMixin(TypedGRPOTrainer):
 
 
 def own_lengths(generated: tuple) -> list[int]:
-    """Return the number of tokens that the model generated, for each completion."""
+    """Return the number of tokens of each completion that the model generated."""
     _, completion_ids, tool_mask, *_ = generated
     return [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters that vLLM can serve without merging them, and an adapter's unsharded weights."""
+"""Checks which LoRA adapters vLLM can serve separately from the base model, and gathering of their weights."""
 
 import json
 from dataclasses import fields
@@ -19,11 +19,11 @@ from transformers.utils import cached_file
 from trl.distributed import DistributedBackend
 
 
-# What vLLM takes for `max_lora_rank`: a capacity, in which an adapter of lower rank is served as well.
+# The values that vLLM accepts for `max_lora_rank`. Adapters of lower rank can be served too.
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
-# Fields of a LoRA config that vLLM reads, and those that change no more than where and how the adapter trains. Any
-# other that is set means weights which vLLM would leave out, or scale otherwise, without a word.
+# Fields of a LoRA config that vLLM supports, and those that only affect training. If any other field is set, vLLM
+# would silently ignore some weights or scale them differently.
 _SERVED_FIELDS = {
     "r",
     "lora_alpha",
@@ -45,17 +45,19 @@ _SERVED_FIELDS = {
     "base_model_name_or_path",
     "revision",
 }
-# The others take from the base what they put into the adapter, while vLLM's base is the checkpoint's.
-_INITS_THAT_LEAVE_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
+# All other initializations change the weights of the base model, but vLLM loads the base model from the checkpoint.
+_INITS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 def as_peft(model: PreTrainedModel | PeftModel) -> PeftModel | None:
+    """Return the model if it has a PEFT adapter, otherwise `None`."""
     return cast(PeftModel, model) if is_peft_model(model) else None
 
 
 def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
     """
-    Return why vLLM cannot serve an adapter without merging it, as words that follow "because", or `None` if it can.
+    Return why vLLM cannot serve the adapter separately from the base model, as a clause to follow "because". `None` if
+    it can.
     """
     adapted = as_peft(model)
     if adapted is None:
@@ -70,25 +72,31 @@ def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name not in _SERVED_FIELDS and value != getattr(default, field.name):
-            return f"vLLM knows no `{field.name}={value!r}`"
-    if config.init_lora_weights not in _INITS_THAT_LEAVE_THE_BASE:
-        return f"`init_lora_weights={config.init_lora_weights!r}` changes the base, of which vLLM has the checkpoint's"
+            return f"vLLM does not support `{field.name}={value!r}`"
+    if config.init_lora_weights not in _INITS_THAT_KEEP_THE_BASE:
+        return (
+            f"`init_lora_weights={config.init_lora_weights!r}` changes the base model, but vLLM loads it from the "
+            "checkpoint"
+        )
     if config.r > MAX_LORA_RANKS[-1]:
-        return f"its rank of {config.r} is above vLLM's largest, {MAX_LORA_RANKS[-1]}"
+        return f"its rank of {config.r} is above {MAX_LORA_RANKS[-1]}, the largest that vLLM supports"
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if any(isinstance(layer, BaseTunerLayer) for layer in ends):
-        return "it adapts the embedding or the head, which vLLM serves in part"
+        return "it adapts the embedding or the head, which vLLM only partly supports"
     if model.config.get_text_config() is not model.config:
-        return "of a model with images vLLM adapts only a part"
+        return "vLLM adapts only a part of a model with images"
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if others := [parameter for parameter in trained if f".{name}" not in parameter or "lora_" not in parameter]:
-        return f"other weights than those of the adapter are trained ({others[0]})"
+        return f"weights that are not part of the adapter are trained ({others[0]})"
     return None
 
 
 def changed_weight(model: PeftModel) -> str | None:
-    """The name of a weight under a model's adapter that is not what the checkpoint has, which is what vLLM loads."""
-    # Passed over are quantized and sharded weights, and those that transformers holds in another form.
+    """
+    Return the name of a base weight that differs from the checkpoint, from which vLLM loads the base model. `None` if
+    there is none.
+    """
+    # Quantized and sharded weights, and those that transformers stores in another form, are not compared.
     weights = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.detach()
         for name, parameter in model.named_parameters()
@@ -100,7 +108,7 @@ def changed_weight(model: PeftModel) -> str | None:
                 stored, weight = file.get_slice(name), weights[name]
                 if stored.get_dtype() not in ("F32", "F16", "BF16") or not weight.ndim:
                     continue
-                # What was merged or trained into a weight shows in any of its rows.
+                # The first row is enough: merging or training changes all rows of a weight.
                 if tuple(stored.get_shape()) != weight.shape or not torch.equal(
                     stored[:1].to(weight.dtype), weight[:1].cpu()
                 ):
@@ -110,8 +118,8 @@ def changed_weight(model: PeftModel) -> str | None:
 
 def _checkpoint_files(name_or_path: str) -> list[str]:
     """
-    Return the files of a checkpoint that transformers has loaded before; none if there is none, or if it has another
-    format.
+    Return the safetensors files of a checkpoint that transformers has loaded before. The list is empty if there is no
+    checkpoint, or if it is in another format.
     """
     if not name_or_path:
         return []
@@ -125,14 +133,17 @@ def _checkpoint_files(name_or_path: str) -> list[str]:
 
 
 def max_lora_rank(rank: int) -> int:
-    """The smallest capacity of vLLM's that holds an adapter of this rank."""
+    """Return the smallest `max_lora_rank` of vLLM that is enough for an adapter of this rank."""
     return next(size for size in MAX_LORA_RANKS if size >= rank)
 
 
 def gather_adapter(
     model: PeftModel, adapter: str, dist: DistributedBackend, dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """An adapter's whole weights on the CPU, as peft names them. Every process calls it; `dist` shards the model."""
+    """
+    Return the complete weights of an adapter on the CPU, under the names that PEFT uses. Collective. `dist` describes
+    how the model is sharded.
+    """
     parameters = {
         name.replace("_checkpoint_wrapped_module.", ""): parameter
         for name, parameter in model.named_parameters()

@@ -1,12 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sending a LoRA adapter to vLLM, while the base model stays as vLLM loaded it.
+"""Synchronization of LoRA adapters with vLLM: only the adapter is sent, and vLLM keeps the base model that it loaded.
 
-TRL merges the adapter into the base and hands vLLM the whole model at every sync, which in bfloat16 also moves the
-base by what rounding loses. [`AdapterGeneration`] replaces TRL's `VLLMGeneration` and sends only the adapter if vLLM
-can serve it. A server reads it from a folder that both can access; an engine in this process reads it from a folder of
-its own. The adapter has a new name each time, so it cannot change during a request, and what vLLM caches of a prompt
-belongs to one adapter.
+At every sync, TRL merges the adapter into the base model and sends all weights to vLLM. In bfloat16 the merge also
+rounds the base weights. [`AdapterGeneration`] replaces TRL's `VLLMGeneration` and sends only the adapter, if vLLM can
+serve it separately. A server reads the adapter from a folder that both machines can see, an engine in this process
+from a temporary folder.
+
+Each version of the adapter has a name of its own. So the adapter of a request never changes while the request is
+processed, and what vLLM caches for a prompt belongs to one version.
 """
 
 import shutil
@@ -41,14 +43,14 @@ from .server import BoundClient
 
 logger = logging.get_logger(__name__)
 
-# The names of our adapters on the server begin with this, like those of TRL's asynchronous trainer.
+# The names of our adapters on a server begin with this, like those of TRL's asynchronous trainer.
 ADAPTER_NAME = "trl-policy"
-# Under the output folder. What begins with "_" is not pushed to the Hub.
+# A folder in the output folder. Names that begin with "_" are not pushed to the Hub.
 FOLDER_NAME = "_vllm_lora"
 
 
 def syncing_adapters(args: DAPOConfig) -> AbstractContextManager[None]:
-    """For the time of TRL's construction, the engine that it makes is an [`AdapterGeneration`]."""
+    """Make TRL's trainer create an [`AdapterGeneration`] as its engine, within a block in which it is constructed."""
     engine = partial(
         AdapterGeneration,
         lora_sync=args.vllm_lora_sync,
@@ -59,7 +61,7 @@ def syncing_adapters(args: DAPOConfig) -> AbstractContextManager[None]:
 
 
 class AdapterGeneration(vllm_generation.VLLMGeneration):
-    """TRL's engine, [`~trl.generation.vllm_generation.VLLMGeneration`], which may be handed the adapter alone."""
+    """TRL's engine, [`~trl.generation.vllm_generation.VLLMGeneration`], which may be sent only the adapter."""
 
     vllm_client: AdapterClient
     _adapter_request: Any  # vLLM's `LoRARequest`
@@ -68,100 +70,108 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         self,
         model: PreTrainedModel | PeftModel,
         *args: Any,
-        lora_sync: str | None,  # the setting
-        output_dir: str,  # of the run, from which a server reads the adapters
-        request_seconds: float | None = None,  # that it may take to load one
+        lora_sync: str | None,  # the setting `vllm_lora_sync`
+        output_dir: str,  # the run's output folder, in which a server finds the adapters
+        request_seconds: float | None = None,  # maximum time that a server may take to load an adapter
         **kwargs: Any,
     ) -> None:
         self.lora_sync, self._request_seconds = lora_sync, request_seconds
         self.serves_adapter = False
-        self.why_merged = ""  # where it does not
-        self._adapter_dtype: torch.dtype | None = None  # vLLM's
-        self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
-        # A server outlives the run that loaded an adapter: names of two runs must differ.
+        self.why_merged = ""  # why it sends merged weights, if it does not serve the adapter
+        self._adapter_dtype: torch.dtype | None = None  # the type in which vLLM stores adapters
+        self.adapter_version = 0  # version of the adapter that vLLM samples with; 0 before the first one
+        # A server may have adapters of earlier runs, so the names must differ from run to run.
         self._run = uuid.uuid4().hex[:8]
         adapted = as_peft(model)
         self._adapter = "" if adapted is None else adapted.active_adapters[0]
         self._adapter_root = Path(output_dir).absolute() / FOLDER_NAME
         super().__init__(model, *args, **kwargs)
 
-    # ---- Which way the weights go ----
+    # ---- The choice between adapter and merged weights ----
 
     def _init_vllm(self) -> None:
         if not vllm_generation.is_vllm_available():
-            super()._init_vllm()  # says so
+            super()._init_vllm()  # raises an error with instructions
         why = self._why_merged()
         if why is None and self.mode == "server":
-            with self._asking_by(AdapterClient):
+            with self._using_client(AdapterClient):
                 super()._init_vllm()
-            why, self._adapter_dtype = on_main_process(self._ask_server)
+            why, self._adapter_dtype = on_main_process(self._check_server)
             if why is None:
                 why = on_main_process(self._why_refused, self._gather_adapter())
             self.serves_adapter = why is None
-            if why is not None:  # else the server joins no group of TRL's weight sync
-                self._agree_to_merge(why)
+            if why is not None:  # only then the server must join the group in which TRL pushes weights
+                self._fall_back_to_merging(why)
                 on_main_process(self._join_group, why)
         elif why is None:
             self.serves_adapter = True
             with patched(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
                 super()._init_vllm()
         else:
-            self._agree_to_merge(why)
-            with self._asking_by(BoundClient):
+            self._fall_back_to_merging(why)
+            with self._using_client(BoundClient):
                 super()._init_vllm()
         if self.serves_adapter:
+            size = f"{self._adapter_size / 2**20:.3g} MiB"
             self.accelerator.print(
-                f"vLLM keeps the base and gets the LoRA adapter alone: {self._adapter_size / 2**20:.3g} MiB a rollout."
+                f"vLLM keeps the base model, and only the LoRA adapter is sent to it: {size} per rollout."
             )
 
     def _why_merged(self) -> str | None:
-        """Facts that are known before vLLM is started."""
+        """Return why merged weights must be sent, if that is known before vLLM starts."""
         if self.lora_sync == "merge":
-            return "`vllm_lora_sync='merge'` says so"
+            return "`vllm_lora_sync='merge'` is set"
         if self._dist.fsdp_version == 1:
-            return "FSDP1 does not hand out an adapter by itself (FSDP2 does)"
+            return "FSDP1 cannot gather only an adapter (FSDP2 can)"
         if (why := why_not_served(self.model)) is not None:
             return why
         if (name := on_main_process(changed_weight, self.model)) is not None:
             return (
-                f"`{name}` is not what {self.model.name_or_path} has, which vLLM loads (save the model, and name that)"
+                f"`{name}` differs from {self.model.name_or_path}, from which vLLM loads the base model (save the "
+                "model, and train from the saved one)"
             )
         return None
 
-    def _agree_to_merge(self, why: str) -> None:
-        """Refuses where an adapter was asked for, or merged weights cannot travel; warns where one was expected to."""
+    def _fall_back_to_merging(self, why: str) -> None:
+        """
+        Use merged weights. Raise if the user required the adapter or if merged weights cannot be sent, and warn if the
+        adapter would have been the default.
+        """
         self.why_merged = why
         if self.lora_sync == "adapter":
             raise ValueError(
-                f"`vllm_lora_sync='adapter'` cannot be honoured, because {why}. Change that, or leave it `None` for "
+                f"`vllm_lora_sync='adapter'` is not possible, because {why}. Change that, or set it to `None` to send "
                 "merged weights."
             )
         if is_peft_model(self.model) and is_quantized(self.model):
             raise ValueError(
-                "vLLM takes no weights merged into a quantized base, and cannot get the adapter of a quantized model "
-                f"alone, because {why}. Change that, load the model without quantization, or set `use_vllm=False`."
+                "vLLM does not accept weights that are merged into a quantized model, and only sending the adapter is "
+                f"not possible, because {why}. Change that, load the model without quantization, or set "
+                "`use_vllm=False`."
             )
         if is_peft_model(self.model) and self.lora_sync is None and self.accelerator.is_main_process:
-            logger.warning(f"At every sync vLLM gets all weights, with the adapter merged into them, because {why}.")
+            logger.warning(f"At every sync all weights, with the adapter merged in, are sent to vLLM, because {why}.")
 
     # ---- In this process ----
 
     def _make_engine(self, make: Callable, **kwargs: Any) -> Any:
-        """TRL's engine, with LoRA; every request that it is given carries the present adapter."""
+        """Make TRL's engine with LoRA enabled, so that every request uses the present adapter."""
         rank = max_lora_rank(self._adapter_config.r)
-        # TRL is_client for a quantized base where the trainer's is. The checkpoint's own form samples faster.
+        # If the trainer's model is quantized, TRL quantizes vLLM's too. Without this, vLLM keeps the format of the
+        # checkpoint, which samples faster.
         self.llm = llm = make(**{**kwargs, "enable_lora": True, "max_lora_rank": rank, "quantization": None})
         self._adapter_request, self._adapter_dtype = None, llm.llm_engine.vllm_config.lora_config.lora_dtype
         llm.generate, llm.chat = self._with_adapter(llm.generate), self._with_adapter(llm.chat)
-        # TRL's level 2 throws the weights away, since it hands all of them over again. Nobody else has the base.
+        # TRL uses level 2, which discards the weights, because it sends all of them again. Here the base model is not
+        # sent again, so it must be kept.
         llm.sleep = partial(lambda sleep, level: sleep(level=1), llm.sleep)
         self._folder = tempfile.TemporaryDirectory(prefix="vllm_lora_")
         self._adapter_root = Path(self._folder.name)
         try:
             self._load(self._gather_adapter())
-        except ValueError as error:  # vLLM's, for a layer that it does not adapt
+        except ValueError as error:  # vLLM raises it for layers that it cannot adapt
             raise ValueError(
-                f"vLLM does not take the adapter ({error}). Set `vllm_lora_sync='merge'`, or change its "
+                f"vLLM cannot load the adapter ({error}). Set `vllm_lora_sync='merge'`, or change the adapter's "
                 "`target_modules`."
             ) from error
         return llm
@@ -186,8 +196,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     # ---- On a server ----
 
-    def _asking_by(self, client: type) -> AbstractContextManager[None]:
-        """For the time of TRL's construction, the client that it makes is also one of ours."""
+    def _using_client(self, client: type) -> AbstractContextManager[None]:
+        """Make TRL create a client that also inherits from `client`, within a block in which TRL sets up vLLM."""
         if self.mode != "server":
             return nullcontext()
         text = self.model.config.get_text_config()
@@ -196,38 +206,44 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _join_group(self, why: str) -> None:
         try:
-            BoundClient.init_communicator(self.vllm_client, self.accelerator.device)  # ours joins none
+            BoundClient.init_communicator(
+                self.vllm_client, self.accelerator.device
+            )  # that of AdapterClient does nothing
         except Exception as error:
             raise RuntimeError(
-                f"The server cannot get the adapter alone, because {why}. It takes no merged weights either: {error}"
+                f"The vLLM server can neither serve the adapter, because {why}, nor receive merged weights: {error}. "
+                "Fix one of the two, and start again."
             ) from error
 
-    def _ask_server(self) -> tuple[str | None, torch.dtype | None]:
-        """Return why the server cannot serve the adapter, and the dtype in which it would serve it."""
+    def _check_server(self) -> tuple[str | None, torch.dtype | None]:
+        """Return why the server cannot serve the adapter, or `None`, and the dtype in which it would serve it."""
         client, rank, why = self.vllm_client, self._adapter_config.r, None
         started = client.server_config()
         lora = started["lora_config"]
         enable = f"Restart it with `--enable-lora --max-lora-rank {max_lora_rank(rank)}`"
         if lora is None:
-            why = f"serves no adapters. {enable}"
+            why = f"does not serve adapters. {enable}"
         elif lora["max_lora_rank"] < rank:
-            why = f"serves adapters up to rank {lora['max_lora_rank']}, and this one has rank {rank}. {enable}"
-        elif lora.get("target_modules"):  # it would leave out the others without a word
-            why = f"adapts {', '.join(lora['target_modules'])} alone. Restart it without `--lora-target-modules`"
+            why = f"serves adapters up to rank {lora['max_lora_rank']}, but this one has rank {rank}. {enable}"
+        elif lora.get("target_modules"):  # it would silently ignore the other modules
+            why = f"only adapts {', '.join(lora['target_modules'])}. Restart it without `--lora-target-modules`"
         elif (replicas := started["parallel_config"]["data_parallel_size"]) > 1:
-            why = f"has {replicas} replicas, of which one would get it. Restart it without `--data-parallel-size`"
+            why = (
+                f"has {replicas} replicas, of which only one would load the adapter. Restart it without "
+                "`--data-parallel-size`"
+            )
         if why is not None:
             return f"the vLLM server at {without_secrets(client.base_url)} {why}", None
         base, checkpoint = started["model_config"]["model"], self.model.name_or_path
         if base != checkpoint:
             logger.warning(
-                f"The vLLM server's base is {base}, the trainer's {checkpoint}. They must be the same weights: only "
-                "the adapter is handed over."
+                f"The base model of the vLLM server is {base}, and that of the trainer is {checkpoint}. Make sure "
+                "that both are the same weights, since only the adapter is sent to the server."
             )
         return None, getattr(torch, lora["lora_dtype"].removeprefix("torch."))
 
     def _why_refused(self, state_dict: dict[str, Tensor]) -> str | None:
-        """Write the adapter to a folder and make the server load it. The server may have no access to that folder."""
+        """Send the present adapter to the server. Return why the server refuses it, or `None`."""
         self.vllm_client.clear(self._adapter_root)
         try:
             self._serve(state_dict)
@@ -247,13 +263,13 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         return cast(LoraConfig, cast(PeftModel, self.model).peft_config[self._adapter])
 
     def _gather_adapter(self) -> dict[str, Tensor]:
-        # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
+        # vLLM converts the adapter to its own dtype. Converting it here halves the bytes to send.
         state_dict = gather_adapter(cast(PeftModel, self.model), self._adapter, self._dist, self._adapter_dtype)
         self._adapter_size = sum(value.nbytes for value in state_dict.values())
         return state_dict
 
     def _save_next(self, state_dict: dict[str, Tensor]) -> tuple[str, Path]:
-        """Writes the next version to a folder of its own; returns its name and the folder."""
+        """Write the next version of the adapter to a folder of its own. Return its name and the folder."""
         self.adapter_version += 1
         name = f"{ADAPTER_NAME}-{self._run}-v{self.adapter_version}"
         path = self._adapter_root / name
@@ -262,10 +278,10 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         self._adapter_config.save_pretrained(str(path))
         return name, path
 
-    # ---- What TRL calls ----
+    # ---- Methods that TRL calls ----
 
     def sync_weights(self) -> None:
-        """Hands vLLM what was trained: the adapter, or as TRL does all weights."""
+        """Send the adapter to vLLM, or all weights as TRL does."""
         if not self.serves_adapter:
             super().sync_weights()
             return
@@ -277,7 +293,10 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             self._load(state_dict)
 
     def generate(self, prompts: list, images: list | None, num_generations: int, profiler: Any = None) -> tuple:
-        """As in TRL, but an engine that slept has its weights, and ranks may request different numbers, or nothing."""
+        """
+        Generate as TRL does. In addition, a sleeping engine is woken up first, and processes may request different
+        numbers of completions, or none.
+        """
         if self.serves_adapter:
             self._wake_weights()
         sizes = gather_object([len(prompts)]) if self.mode == "server" else [len(prompts)]
@@ -295,7 +314,10 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     @contextmanager
     def tool_turns(self) -> Iterator[None]:
-        """A block of TRL's turns behind tool calls, which ends on every rank when no rank has a call any more."""
+        """
+        Run TRL's turns after tool calls within a block. A process that has finished keeps taking part in requests
+        until no process has a tool call any more.
+        """
         is_client = self.mode == "server" and self.accelerator.is_main_process
         with patched(self.vllm_client, in_tool_turns=True) if is_client else nullcontext():
             yield

@@ -1,11 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recording and replaying TRL's way from prompts to tensors.
+"""Recording and replaying of the method in which TRL samples, scores and builds tensors.
 
-TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. Each round of dynamic sampling
-runs this method inside [`RecordReplayMixin._recording`], which keeps what `_generate` and `_calculate_rewards`
-returned and skips the forward passes. The method then runs once more inside [`RecordReplayMixin._replaying`], on the
-rows that train: there `_generate` and `_calculate_rewards` return what was recorded.
+This method is `_generate_and_score_completions`. Each round of dynamic sampling runs it within
+[`RecordReplayMixin._recording`], which stores the results of `_generate` and `_calculate_rewards` and skips the
+forward passes. When the batch is full, the method runs once more within [`RecordReplayMixin._replaying`], on the rows
+that train. Then `_generate` and `_calculate_rewards` return the stored results, and TRL builds the tensors from these.
 """
 
 from collections import defaultdict, deque
@@ -26,22 +26,23 @@ from .generation import own_lengths
 
 
 class RecordReplayMixin(TypedGRPOTrainer):
-    """Record what TRL's method generates and scores, and replay it on the rows that train."""
+    """Records the results of TRL's method round by round, and replays it on the rows that train."""
 
-    # Set by other parts of the trainer.
+    # Defined by other parts of the trainer.
     _completion_lengths: Sequence[int]
     _cut_off: Callable[[tuple], list[bool]]
-    _passes_once: bool
+    _trains_in_one_step: bool
     _rows_cut_off: Sequence[bool]
     _sample_completions: Callable[[list], tuple]
 
     _recorded: Recorded | None = None
-    _replayed: tuple[tuple, Tensor] | None = None  # what `_generate` and `_calculate_rewards` return
-    _earlier_logps: Sequence | None = None  # for TRL's next forward pass: of rows that an earlier policy sampled
+    _replayed: tuple[tuple, Tensor] | None = None  # results of `_generate` and `_calculate_rewards` during a replay
+    # Log-probabilities of rows that an earlier policy sampled. They replace those of TRL's next forward pass.
+    _earlier_logps: Sequence | None = None
 
     @contextmanager
     def _recording(self, score: Callable[..., Tensor] | None = None) -> Iterator[Recorded]:
-        """Keep what TRL generates and scores in one round. The trainer's own metrics and logs do not change."""
+        """Record what TRL samples and scores in one round, without changing the trainer's metrics and logs."""
         logs, metrics = empty_logs(self._logs), empty_metrics()
         recorded = Recorded(score, metrics=metrics["train"])
         with patched(self, _recorded=recorded, _logs=logs, _metrics=metrics):
@@ -49,17 +50,18 @@ class RecordReplayMixin(TypedGRPOTrainer):
 
     @contextmanager
     def _replaying(self, rows: list[Row], rewards: Tensor) -> Iterator[dict[str, list[float]]]:
-        """Give TRL the rows as if they had just been sampled together, and yield TRL's metrics of them."""
+        """Give TRL the rows as if they had just been sampled together, and yield the metrics that TRL computes."""
         metrics = empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
         if self.environment_factories is not None:
-            # Not reset a second time, and left as TRL leaves them: those of the batch that was sampled last.
-            done = SimpleNamespace(reset=lambda **kwargs: None)
-            pool = {name: [done] * len(rows) for name in self._environment_pool}
+            # The replay must not reset environments again, and must not change `self.environments`.
+            stand_in = SimpleNamespace(reset=lambda **kwargs: None)
+            pool = {name: [stand_in] * len(rows) for name in self._environment_pool}
             environments = patched(self, _environment_pool=pool, environments=self.environments)
-        # TRL's first pass is that of the old policy, if it weighs by how far the engine was from it.
-        weighs = self.use_vllm and self.vllm_importance_sampling_correction and not self._passes_once
-        earlier = [row.old_logps for row in rows] if weighs else None
+        # If TRL corrects for the difference between engine and policy, its first pass computes the old
+        # log-probabilities.
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction and not self._trains_in_one_step
+        earlier = [row.old_logps for row in rows] if corrects else None
         with (
             environments,
             patched(self, _replayed=(as_generated(rows), rewards), _earlier_logps=earlier, _metrics=metrics),
@@ -80,18 +82,19 @@ class RecordReplayMixin(TypedGRPOTrainer):
             self._recorded.truncated = self._rows_cut_off
         return generated
 
-    def _calculate_rewards(self, *batch: Any) -> Tensor:  # the four of TRL, by position
+    def _calculate_rewards(self, *batch: Any) -> Tensor:  # TRL passes its four arguments by position
         if self._replayed is not None:
             return self._replayed[1]
         if self._recorded is not None and self._recorded.score is not None:
             return self._recorded.score(*batch)
         return self._score_completions(*batch)
 
-    def _score_completions(self, *batch: Any) -> Tensor:  # overridden instead of TRL's own
+    def _score_completions(self, *batch: Any) -> Tensor:
+        """Call the reward functions. Other parts of the trainer override this instead of `_calculate_rewards`."""
         return super()._calculate_rewards(*batch)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
-        if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
+        if self._recorded is not None:  # not used: the round is only sampled and scored
             _, input_ids, _, logits_to_keep, *_ = args
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         earlier, self._earlier_logps = self._earlier_logps, None
@@ -101,10 +104,10 @@ class RecordReplayMixin(TypedGRPOTrainer):
 
 
 def empty_metrics() -> dict[str, defaultdict[str, list[float]]]:
-    """The structure of TRL's `_metrics`, empty."""
+    """Return empty metrics with the structure of TRL's `_metrics`."""
     return {"train": defaultdict(list), "eval": defaultdict(list)}
 
 
 def empty_logs(logs: dict) -> dict:
-    """The structure of TRL's `_logs`, empty and without a bound."""
+    """Return empty logs with the structure of TRL's `_logs`, but without a maximum length."""
     return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's server: requests that end, answers that can be trained on, and what is said when it is lost."""
+"""vLLM's server: requests with timeouts, checks of its answers, and error messages if it fails."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,27 +22,36 @@ from ..update.patching import patched
 if TYPE_CHECKING:
     from trl.generation.vllm_client import VLLMClient as ClientBase
 else:
-    ClientBase = object  # TRL's client, once this is mixed into its class
+    ClientBase = object  # at run time this is mixed into the class of TRL's client
 
-HEALTH_SECONDS = 10  # that a server may take to say that it is up, at each health check
-IMPOSSIBLE, ROUNDING = -9999.0, 1e-3  # vLLM's word for the logarithm of 0, and how far one may be above 0
-EMPTY: dict[str, list] = {"completion_ids": [[]], "logprobs": [[]]}  # a completion, by what TRL takes of an answer
+HEALTH_SECONDS = 10  # maximum time that a server may take to answer a health check
+IMPOSSIBLE = -9999.0  # vLLM's value for the logarithm of 0
+ROUNDING = 1e-3  # by how much a log-probability may be above 0, or two of the same token may differ
+EMPTY: dict[str, list] = {
+    "completion_ids": [[]],
+    "logprobs": [[]],
+}  # an empty completion, in the form that TRL expects
 
 
 class ServerFault(Exception):
-    """A failure of the server that ends a run, worded as a predicate."""
+    """Raised if a server fails in a way that ends the run. The message is a predicate, such as "is gone"."""
 
 
 class BoundClient(ClientBase):
-    """Mixed into the class of TRL's client: requests end, from the first on, and answers are looked at."""
+    """Mixed into the class of TRL's client, so that requests have a timeout and answers are checked."""
 
-    request_seconds: float  # that the server may take to answer
+    request_seconds: float  # maximum time that the server may take to answer
     vocab_size: int
-    in_tool_turns = False
-    _instance: str | None = None  # what the server called itself when it joined the group that weights go to
+    in_tool_turns = False  # whether requests continue completions after tool calls
+    _instance: str | None = None  # the server's id when it joined the group in which weights are pushed
 
     def check_server(self, *args: Any, **kwargs: Any) -> None:
-        """Asked first of all. TRL's requests have no timeout, and here it makes them past its session."""
+        """
+        Check as TRL does that the server is up, with timeouts.
+
+        TRL calls this before all other requests. TRL's requests have no timeout, and it sends these ones outside of
+        its session.
+        """
         import requests  # comes with vLLM
 
         from .http_session import TimedAdapter
@@ -54,12 +63,12 @@ class BoundClient(ClientBase):
             super().check_server(*args, **kwargs)
 
     def server_config(self) -> dict:
-        """Return the arguments with which the server was started."""
+        """Return the configuration with which the server was started."""
         response = self.session.get(f"{self.base_url}/server_info", params={"config_format": "json"})
         if response.status_code == 404:
             raise RuntimeError(
-                f"The vLLM server at {without_secrets(self.base_url)} does not say how it was started. Restart it "
-                "with `VLLM_SERVER_DEV_MODE=1` in its environment."
+                f"The vLLM server at {without_secrets(self.base_url)} does not report how it was started, which must "
+                "be known to use it for this run. Restart it with `VLLM_SERVER_DEV_MODE=1` in its environment."
             )
         response.raise_for_status()
         return response.json()["vllm_config"]
@@ -69,17 +78,20 @@ class BoundClient(ClientBase):
         self._instance = self._instance_name()
 
     def _instance_name(self) -> str | None:
-        """Return what distinguishes the server from one that is started after it with the weights on its disk."""
-        with suppress(RuntimeError, KeyError):  # it does not say
+        """
+        Return an id of the server process, or `None` if it is unknown. A server that is started again, and that has
+        lost the pushed weights, has another id.
+        """
+        with suppress(RuntimeError, KeyError):  # the server does not report it
             config = self.server_config()
-            if config["parallel_config"]["_api_process_count"] == 1:  # else each has a name of its own
+            if config["parallel_config"]["_api_process_count"] == 1:  # several processes would have different ids
                 return config["instance_id"]
         return None
 
     def generate(self, prompts: list, *args: Any, **arguments: Any) -> dict[str, list]:
         """
-        Generate as TRL's client does. After tool calls, ask for no more tokens than the context has left; TRL cuts
-        what is longer.
+        Generate as TRL's client does. After tool calls, request at most as many tokens as fit into the context. TRL
+        truncates completions that are longer.
         """
         if not self.in_tool_turns or arguments.get("features"):
             return super().generate(prompts, *args, **arguments)
@@ -101,14 +113,17 @@ class BoundClient(ClientBase):
         return {"prompt_ids": prompts, **columns}
 
     def submit_request(self, call: Callable[[Callable], Future], **arguments: Any) -> Future:
-        """Call `generate` through `call`. A request whose answer cannot be trained on is sent once more."""
-        # So is one that the server refuses. The other requests that fail were repeated before.
-        generate = self.generate  # when it is called, another may have replaced it
+        """
+        Call `generate` through `call`. If the answer is faulty or the server refuses, send the request once more.
+        """
+        # Requests that fail for other reasons were already repeated by the session.
+        generate = self.generate  # stored now, because it may be replaced when the call runs
 
         def send() -> dict[str, list]:
             answer = generate(**arguments)
             if any(math.isnan(top[0]) for row in answer["logprobs"] for top in row):
-                raise ServerFault("gave no log-probability of a token that it sampled")  # nobody else knows it later
+                # Later, the policy that sampled it is gone, so the log-probability could not be computed.
+                raise ServerFault("returned no log-probability for a token that it sampled")
             return answer
 
         def send_twice() -> dict[str, list]:
@@ -116,7 +131,7 @@ class BoundClient(ClientBase):
             try:
                 return send()
             except ServerFault:
-                if self._num_closings > num_closings:  # by what ends the run
+                if self._num_closings > num_closings:  # the session was closed because the run ends
                     raise
                 return send()
 
@@ -130,105 +145,109 @@ class BoundClient(ClientBase):
         try:
             answer = super()._post(url, **kwargs)
         except ValueError as error:
-            raise ServerFault(f"answered with text that is not JSON ({error})") from error
+            raise ServerFault(f"sent an answer that is not JSON ({error})") from error
         except Exception as error:
-            if type(error) is not Exception:  # which TRL raises for an answer other than 200
+            if type(error) is not Exception:  # TRL raises a plain `Exception` for a status other than 200
                 raise
-            raise ServerFault(f"did not take a request ({error})") from error
+            raise ServerFault(f"refused a request ({error})") from error
         if not url.endswith("/v1/completions"):
             return answer
         try:
             fault = _find_fault(answer, kwargs["json"], self.vocab_size)
         except (AttributeError, KeyError, TypeError) as error:
-            fault = f"answered in another form than vLLM's ({describe_error(error)})"
+            fault = f"sent an answer that does not have vLLM's format ({describe_error(error)})"
         if fault is None and self._instance is not None and self._instance != self._instance_name():
-            fault = "was started again while the run sampled, and has the weights on its disk"
+            fault = "was restarted during the run, so it has lost the weights that were pushed to it"
         if fault is not None:
             raise ServerFault(fault)
         return answer
 
 
 def _find_fault(answer: Any, request: dict, vocab_size: int) -> str | None:
-    """Return why a response cannot be trained on, as a predicate, or `None`. TRL does not check responses."""
+    """Return why an answer cannot be trained on, as a predicate, or `None` if it can. TRL does not check this."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     number = request["n"] * len(request["prompt"])
     if not isinstance(choices, list) or len(choices) != number:
-        return f"answered {len(choices or ())} completions where {number} were requested"
+        return f"returned {len(choices or ())} completions, but {number} were requested"
     for i, choice in enumerate(choices):
         prompt, ids, logprobs = choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"] or {}
         columns = [logprobs.get(name) or () for name in ("token_logprobs", "tokens", "top_logprobs")]
         given = request["prompt"][i // request["n"]]
         if prompt != given and not isinstance(given, str):
-            return "answered another prompt than the request's"
+            return "returned completions of another prompt than the requested one"
         if not ids or any(len(column) != len(ids) for column in columns):
-            return f"answered {len(ids)} tokens with {min(map(len, columns))} log-probabilities"
+            return f"returned {len(ids)} tokens with {min(map(len, columns))} log-probabilities"
         if len(ids) > request["max_tokens"]:
-            return f"answered {len(ids)} tokens where at most {request['max_tokens']} were requested"
+            return f"returned {len(ids)} tokens, but at most {request['max_tokens']} were requested"
         for token, logprob, name, top in zip(ids, *columns, strict=True):
             if type(token) is not int or not 0 <= token < vocab_size:
-                return f"answered {token!r}, which is not a token of {vocab_size}"
-            named = {name: logprob, **(top or {})}  # of which TRL trains on the most likely
+                return f"returned {token!r}, which is not a token of a vocabulary of {vocab_size}"
+            named = {name: logprob, **(top or {})}  # TRL trains with the most likely one of these
             if name != f"token_id:{token}" or len(named) > request["logprobs"] + 1:
-                return f"named {name if len(named) == 1 else f'{len(named)} tokens'} where it sampled {token}"
+                returned = name if len(named) == 1 else f"{len(named)} tokens"
+                return f"returned log-probabilities of {returned} for the sampled token {token}"
             for value in (logprob, named[name]):
-                if value <= IMPOSSIBLE or value > ROUNDING:  # NaN, which is neither, means the present policy
-                    return f"gave a token that it sampled the log-probability {value:g}"
+                if value <= IMPOSSIBLE or value > ROUNDING:  # NaN is accepted: it stands for the present policy
+                    return f"returned the log-probability {value:g} for a token that it sampled"
             if abs(logprob - named[name]) > ROUNDING:
-                return f"gave a token that it sampled the log-probabilities {logprob:g} and {named[name]:g}"
+                return f"returned the log-probabilities {logprob:g} and {named[name]:g} for a token that it sampled"
     return None
 
 
 def check_ahead(client: BoundClient, rollouts_ahead: int, why_merged: str) -> None:
-    """Refuses what is not exact: log-probabilities of another temperature, weights that change under a request."""
+    """
+    Raise if sampling ahead would not be exact: if the server's log-probabilities are those of another temperature, or
+    if weights would change while a request is processed.
+    """
     config = client.server_config()
     if (mode := config["model_config"]["logprobs_mode"]) != "processed_logprobs":
         raise ValueError(
-            f"`rollouts_ahead={rollouts_ahead}` trains with the server's log-probabilities, and it runs with "
-            f"`--logprobs-mode {mode}`. Start it with `--logprobs-mode processed_logprobs`, or set `rollouts_ahead=0`."
+            f"`rollouts_ahead={rollouts_ahead}` trains with the log-probabilities of the vLLM server, but the server "
+            f"runs with `--logprobs-mode {mode}`, so that they are not those of the distribution it samples from. "
+            "Start it with `--logprobs-mode processed_logprobs`, or set `rollouts_ahead=0`."
         )
     if rollouts_ahead < 2:
         return
     if why_merged:
         raise ValueError(
-            "`rollouts_ahead=2` needs a LoRA adapter that the server can serve unmerged, because weights that are "
-            f"pushed change the policy in the middle of a completion; but {why_merged}. Change that (`use_peft=True` "
-            "trains an adapter), or set `rollouts_ahead=1`."
+            "`rollouts_ahead=2` needs a LoRA adapter that the server serves separately from the base model, because "
+            "pushing merged weights would change the policy in the middle of a completion. This is not possible, "
+            f"because {why_merged}. Change that (`use_peft=True` trains an adapter), or set `rollouts_ahead=1`."
         )
     if (num := config["lora_config"]["max_loras"]) <= rollouts_ahead:
         raise ValueError(
-            f"`rollouts_ahead=2` samples with three adapters at a time, and the server runs with `--max-loras {num}`. "
-            "Start it with `--max-loras 3`, or set `rollouts_ahead=1`."
+            f"`rollouts_ahead=2` samples with three adapters at the same time, but the server runs with `--max-loras "
+            f"{num}`. Start it with `--max-loras 3`, or set `rollouts_ahead=1`."
         )
 
 
 @contextmanager
 def naming_lost_server(args: DAPOConfig) -> Iterator[None]:
-    """
-    Re-raise server errors with the server's URL and the checkpoint to resume from. TRL's client retries, and then
-    raises a bare socket error.
-    """
+    """Re-raise server errors with the server's URL and the checkpoint to resume from."""
+    # TRL's client retries requests, and then raises the error of its socket, which says neither.
     try:
         yield
     except _faults() as error:
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         folder = output_folder(args)
         checkpoint = last_complete_checkpoint(folder)
-        how = f"resume from {checkpoint}" if checkpoint else f"start over: {folder} holds no checkpoint"
-        what = f"is gone ({error}). Start it again and"
+        how = f"resume from {checkpoint}" if checkpoint else f"start over, since {folder} has no checkpoint"
+        what = f"is gone ({error}). Start it again, and"
         if isinstance(error, ServerFault):
-            what = f"{error}. Its log says more. To continue,"
-        elif type(error).__name__ == "ReadTimeout":  # of requests
+            what = f"{error}. See its log for the cause. To continue,"
+        elif type(error).__name__ == "ReadTimeout":  # the class of the package `requests`
             what = (
-                f"has not answered for {args.vllm_request_seconds:g} s. If it hangs, start it again; if it needs "
-                "longer, raise `vllm_request_timeout`. Then"
+                f"has not answered for {args.vllm_request_seconds:g} s. If it hangs, start it again. If it needs more "
+                "time, raise `vllm_request_timeout`. Then"
             )
         raise RuntimeError(without_secrets(f"The vLLM server at {url} {what} {how}.")) from error
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """Return the errors that mean that a server cannot be reached or trusted. Not every `OSError` means that."""
+    """Return the exception classes which mean that a server cannot be reached or trusted."""
+    # `OSError` would be too broad.
     try:
-        from requests.exceptions import RequestException  # the client's, which comes with vLLM
+        from requests.exceptions import RequestException  # comes with vLLM
     except ImportError:
         return ServerFault, ConnectionError, TimeoutError
     return ServerFault, ConnectionError, TimeoutError, RequestException

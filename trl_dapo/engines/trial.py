@@ -24,7 +24,7 @@ from ..run.ledger import Ledger
 from ..run.peak_memory import PeakMemory
 from ..run.preflight import Preflight, SetupError
 from ..run.stopwatch import Stopwatch
-from ..run.terminal import bars_on_terminals_only
+from ..run.terminal import progress_bars_on_terminals_only
 from ..run.trial_report import Schedule, TrialReport, count_periods
 from ..sampling.sampler import Sampler
 from ..update.compat import sharded_at_load
@@ -79,7 +79,7 @@ class TrialMixin(TrialPhasesMixin):
         memory = PeakMemory(accelerator.device)
         loading = memory.peak()
         with (
-            bars_on_terminals_only(loading=False),
+            progress_bars_on_terminals_only(loading=False),
             keeping_random_state(),
             keeping_modules(self.model),
             keeping_attributes(self, accelerator, accelerator.gradient_state),
@@ -131,7 +131,7 @@ class TrialMixin(TrialPhasesMixin):
         self._scores = EvaluationScores(self.num_generations_eval)
         self._take_new_sampler()
         self.neftune_noise_alpha = None  # the loop is left before it would remove the noise
-        vars(self).pop("_one_packer", None)
+        vars(self).pop("_cached_packer", None)
         self._last_loaded_step = -1
 
     def _take_new_sampler(self) -> None:

@@ -172,7 +172,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         def update(value: int | None) -> None:
             if has_budget:
                 self._budget = value
-                vars(self).pop("_one_packer", None)
+                vars(self).pop("_cached_packer", None)
             parts = self._make_largest_parts(num_rows if has_budget else value)
             made[:] = [_describe_microbatches(parts)]
             self._take_optimizer_step(parts, len(parts), reduces=False)

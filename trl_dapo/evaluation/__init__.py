@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another."""
+"""Evaluation of a local model or a server: avg@k, pass@k and maj@k with intervals, and comparison of two models."""
 
 from .commands import compare, print_comparison
 from .run import evaluate

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`trl-dapo eval` and `trl-dapo compare`: what an evaluation found, and what changed between two."""
+"""The commands `trl-dapo eval` and `trl-dapo compare`, and the comparison of two evaluations."""
 
 import argparse
 import inspect
@@ -26,7 +26,7 @@ from .statistics import estimate_mean, problem_figures
 
 _LISTED_PROBLEMS = 10
 _EXPECTED_TO_DIFFER = {"model", "weights", "config", "base_model", "base_weights", "base_config"}
-# What is compared of a summary, of its settings and of its problems.
+# The fields of a summary, of its settings and of its problems that a comparison needs.
 _SUMMARY = {"settings": dict, "scorer": object, "problems": list}
 _SETTINGS = {"model": object, "k": int}
 _PROBLEM: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
@@ -34,15 +34,15 @@ _NAMED_IDS = 3
 
 
 def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `trl-dapo eval`, the arguments of [`evaluate`], to a parser."""
+    """Add the options of `trl-dapo eval` to a parser. They are the arguments of [`evaluate`]."""
     parser.description = (
-        "Measure avg@k, pass@k and maj@k of a model on math problems, each with a 95 % interval over problems. The "
+        "Measure avg@k, pass@k and maj@k of a model on math problems, each with a 95% interval over problems. The "
         "defaults are the AIME protocol of the DAPO paper. The same command continues an evaluation that was "
         "interrupted."
     )
-    described = read_fields(evaluate.__doc__ or "")  # none with Python's -OO
+    described = read_fields(evaluate.__doc__ or "")  # `python -OO` removes docstrings
     for name, parameter in inspect.signature(evaluate).parameters.items():
-        if name in ("processing_class", "progress"):  # in Python alone
+        if name in ("processing_class", "progress"):  # only for calls from Python
             continue
         settings: dict[str, Any] = {"help": described[name].text.replace("%", "%%") if described else ""}
         if parameter.default in (None, inspect.Parameter.empty):
@@ -55,7 +55,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_eval(args: argparse.Namespace) -> int:
-    """Runs `trl-dapo eval` and prints its figures; the exit status."""
+    """Run `trl-dapo eval`, print its figures, and return the exit status."""
     check_output_dir(args.output_dir)
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
     _print_summary(evaluate(**settings), args.output_dir)
@@ -63,14 +63,14 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
-    parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
-    parser.add_argument("trained", help="summary.json or folder of the other evaluation")
+    parser.description = "Compare two evaluations problem by problem, with 95% intervals of the differences."
+    parser.add_argument("base", help="summary.json of an evaluation, or its folder")
+    parser.add_argument("trained", help="summary.json of the other evaluation, or its folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Runs `trl-dapo compare` and prints what changed; the exit status."""
+    """Run `trl-dapo compare`, print the differences, and return the exit status."""
     change = compare(args.base, args.trained)
     if args.json:
         print(json.dumps(change, indent=1))
@@ -90,36 +90,37 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
         if source == "all":
             table.add_section()
         length = "-" if figures["mean_length"] is None else f"{figures['mean_length']:,.0f}"
-        # The interval is printed under its figure, so that three of each fit next to one another.
+        # The interval is printed below its mean, so that three metrics fit next to one another.
         shares = []
         for metric in metrics:
             mean, low, high = (figures["metrics"][metric][bound] for bound in ("mean", "low", "high"))
             shares.append(f"{mean:.1%}\n\\[{100 * low:.1f}, {100 * high:.1f}]")
         table.add_row(escape(source), str(figures["num_problems"]), *shares, length, f"{figures['truncated']:.1%}")
     console = Console()
-    title = f"{summary['settings']['model']}: {k} completions a problem, 95 % intervals"
+    title = f"{summary['settings']['model']}: {k} completions per problem, 95% intervals"
     console.print(escape(title), highlight=False)
     console.print(table)
     if unscored := summary["num_unscored_problems"]:
-        console.print(f"Left out: {unscored} problems whose gold answer the scorer cannot read.")
+        console.print(f"Left out: {unscored} problems with a gold answer that the scorer cannot read.")
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
-def print_comparison(change: dict[str, Any], console: Console | None = None, in_brief: bool = False) -> None:
-    """Prints what [`compare`] returns; `in_brief` avg@k alone."""
+def print_comparison(change: dict[str, Any], console: Console | None = None, only_avg: bool = False) -> None:
+    """Print the result of [`compare`], or with `only_avg` a short form with only avg@k."""
     console = console or Console()
     k = change["k"]
     table = _table("source", "metric", "base", "trained", "difference", "", left=("source", "metric", ""))
     is_equal_somewhere = False
-    metrics = [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]
+    metrics = [f"avg@{k}"] if only_avg else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]
     rows = [("all", change)]
     if len(change["sources"]) > 1:
         rows = [*change["sources"].items(), *rows]
     for source, figures in rows:
-        if source == "all" or not in_brief:
+        if source == "all" or not only_avg:
             table.add_section()
         for metric in metrics:
-            if (values := figures["metrics"].get(metric)) is None:  # where nothing states answers, there is no maj@k
+            values = figures["metrics"].get(metric)
+            if values is None:  # there is no maj@k if the answers are not known
                 continue
             mean, low, high = (values["difference"][bound] for bound in ("mean", "low", "high"))
             is_equal_somewhere |= not values["num_differing"]
@@ -137,25 +138,28 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
                 f"{_in_points(mean)} \\[{_in_points(low)}, {_in_points(high)}]",
                 verdict,
             )
-    if not in_brief:
+    if not only_avg:
         console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)
     for name, (base, trained) in change["differing_settings"].items():
-        console.print(f"[yellow]Not the same:[/yellow] {name} is {base!r} for base, {trained!r} for trained.")
-    title = f"{change['num_problems']} problems, {k} completions each: difference with 95 % interval"
+        console.print(f"[yellow]Settings differ:[/yellow] {name} is {base!r} for base, {trained!r} for trained.")
+    title = f"{change['num_problems']} problems, {k} completions per problem: difference with 95% interval"
     console.print(title, highlight=False)
     console.print(table)
     if is_equal_somewhere:
-        may = "The interval says how much problems that were not evaluated may."
-        console.print(f"all equal: no problem differs. {may}")
+        console.print(
+            "all equal: no evaluated problem differs. The interval says how much other problems may differ on average."
+        )
     if change["num_problems"] < 30:
-        console.print("With fewer than 30 problems an interval is only a hint: it may not contain the true value.")
-    if in_brief:
+        console.print(
+            "With fewer than 30 problems an interval is only approximate: it may miss the true value more often."
+        )
+    if only_avg:
         return
-    is_cut = console.is_terminal  # one line, cut off at its end; in a file the whole of it
-    for verb in ("gained", "lost"):
-        problems = change[verb]
+    is_cut = console.is_terminal  # on a terminal a long line is cut off at its end, in a file it is not
+    for key, verdict in (("gained", "better"), ("lost", "worse")):
+        problems = change[key]
         share = sum(problem["difference"] for problem in problems) / change["num_problems"]
-        console.print(f"{len(problems)} problems {verb}: {_in_points(share)} points of avg@{k}.", highlight=False)
+        console.print(f"{len(problems)} problems {verdict}: {_in_points(share)} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
             line = Text(f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}")
             console.print(line, no_wrap=True, overflow="ellipsis", crop=is_cut, soft_wrap=not is_cut)
@@ -164,12 +168,16 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
 
 
 def _in_points(share: float) -> str:
-    """A difference of shares in points. What is exactly between two tenths is rounded alike, whatever was added up."""
+    """
+    Return a difference of shares in percentage points.
+
+    It is rounded twice, so that a value between two tenths is rounded in the same way despite errors of addition.
+    """
     return f"{round(round(100 * share, 9), 1) + 0.0:+.1f}"
 
 
 def _table(*columns: str, left: Sequence[str] = ("source",)) -> Table:
-    """A table that fits 80 columns: a long source is broken, a number never."""
+    """Return an empty table that fits into 80 characters. Only the names of sources are wrapped."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for column in columns:
         is_left = column in left
@@ -177,29 +185,52 @@ def _table(*columns: str, left: Sequence[str] = ("source",)) -> Table:
     return table
 
 
-# ---- What changed ----
+# ---- Comparison ----
 
 
 def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, Any]:
     """
-    Paired differences between two evaluations, as in `compare("outputs/base/aime", "outputs/trained/aime")`.
+    Return the paired differences between two evaluations of the same problems.
 
-    Either is a `summary.json` or the folder that holds it. Each metric's difference is the mean over problems of
-    trained minus base, with a 95 % interval over the problems: much tighter than the two evaluations' own, which come
-    mostly from how the problems differ. If no problem differs, it says how much unseen ones may.
+    The difference of a metric is the mean over problems of trained minus base, with a 95% interval over the problems.
+    This interval is much narrower than those of the two evaluations, which mostly reflect how different the problems
+    are. If no problem differs, the interval says how much other problems may differ.
 
-    Returns `base` and `trained` (their models), `k`, `differing_settings` (other than the model: each with its two
-    values); `num_problems` and `metrics` (each with `base`, `trained`, `num_differing` problems, and the
-    `difference`'s `mean`, `low` and `high`), the same for each source in `sources`; `gained` and `lost`, the problems
-    with a higher and with a lower avg@k, each with `id`, `source`, `base`, `trained` and `difference`, the largest
-    change first. Raises `FileNotFoundError` without a summary, `ValueError` if the problems or `k` differ.
+    Args:
+        base (`str` or `os.PathLike`):
+            The `summary.json` of an evaluation, or its folder.
+        trained (`str` or `os.PathLike`):
+            The `summary.json` of the other evaluation, or its folder.
+
+    Returns:
+        `dict[str, Any]` with the keys:
+        - `base` and `trained`: the models.
+        - `k`: completions per problem.
+        - `differing_settings`: the two values of each setting that differs, other than the model.
+        - `num_problems`.
+        - `metrics`: for each metric `base`, `trained`, `num_differing` (problems), and `difference` with `mean`, `low`
+          and `high`.
+        - `sources`: `num_problems` and `metrics` of each source.
+        - `gained` and `lost`: the problems with a higher and with a lower avg@k, the largest change first, each with
+          `id`, `source`, `base`, `trained` and `difference`.
+
+    Raises:
+        FileNotFoundError: If there is no summary.
+        ValueError: If the problems or `k` differ.
+
+    Example:
+
+    ```python
+    >>> compare("outputs/base/aime", "outputs/trained/aime")
+    ```
     """
     summaries = [_load_summary(Path(path)) for path in (base, trained)]
     settings = [{**summary["settings"], "scorer": summary["scorer"]} for summary in summaries]
     k, trained_k = (setting["k"] for setting in settings)
     if k != trained_k:
         raise ValueError(
-            f"`{base}` has {k} completions a problem and `{trained}` has {trained_k}: evaluate both with the same `k`."
+            f"`{base}` has {k} completions per problem, but `{trained}` has {trained_k}. Evaluate both with the same "
+            "`k`."
         )
     found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
     _refuse_other_problems((base, trained), found)
@@ -248,9 +279,9 @@ def _load_summary(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         hint = ""
         if (path / JOURNAL_FILE).is_file():
-            hint = " The evaluation has not ended: run it again, it continues."
+            hint = " The evaluation has not ended. Run the same command again to continue it."
         elif path.is_dir():
-            hint = " The folder is not the `output_dir` of an evaluation: `trl-dapo eval` makes one."
+            hint = " Name the `output_dir` of an evaluation, which `trl-dapo eval` writes."
         raise FileNotFoundError(f"There is no `{file}`.{hint}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"`{file}` is not JSON: {error}") from error

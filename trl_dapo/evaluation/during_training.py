@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation during training: TRL's evaluation loop, with avg@k, pass@k and maj@k in what it returns."""
+"""Evaluation during training: TRL's evaluation loop, with avg@k, pass@k and maj@k added to its metrics."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ logger = logging.get_logger(__name__)
 
 
 class EvaluationMixin(TypedGRPOTrainer):
-    """Evaluate during training, with scores."""
+    """Adds avg@k, pass@k and maj@k to evaluations during training."""
 
     # Set by other parts of the trainer.
     _engine_schedules: bool
@@ -44,11 +44,15 @@ class EvaluationMixin(TypedGRPOTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
+        """
+        Run TRL's evaluation loop, and add the scores to its metrics.
+
+        If the engine supports it, the completions of as many batches as possible are sampled in one call.
+        """
         dataset, how_much = getattr(dataloader, "dataset", None), ""
         if has_length(dataset):
             how_much = f"{len(dataset)} prompts x {self.num_generations_eval} in {len(dataloader)} batches"
-            self._tell_counted_twice(len(dataset) * self.num_generations_eval)
+            self._warn_of_rows_counted_twice(len(dataset) * self.num_generations_eval)
         self._scores.begin(len(dataset) if has_length(dataset) else None)
         self._metrics["eval"].clear()
         if self._engine_schedules and not (
@@ -70,19 +74,20 @@ class EvaluationMixin(TypedGRPOTrainer):
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
-    def _tell_counted_twice(self, num_completions: int) -> None:
-        """Return a warning about figures of TRL that count the rows that fill the last batch of several processes."""
+    def _warn_of_rows_counted_twice(self, num_completions: int) -> None:
+        """Warn if TRL's means count some rows twice, because the last batch of several processes is not full."""
         num_processes = self.accelerator.num_processes
         per_batch = self.args.per_device_eval_batch_size * num_processes
         if num_processes > 1 and num_completions % per_batch and self.accelerator.is_main_process:
             logger.warning_once(
-                f"An evaluation of {num_completions} completions fills no whole number of batches of {per_batch}, so "
-                f"{-num_completions % per_batch} are sampled twice. `eval_reward` and the other means of TRL count "
-                f"them twice; avg@k, pass@k and maj@k do not."
+                f"The {num_completions} completions of an evaluation are not a multiple of the batch of {per_batch}, "
+                f"so {-num_completions % per_batch} are sampled twice. `eval_reward` and the other means of TRL count "
+                "these twice. avg@k, pass@k and maj@k do not. To avoid it, choose `per_device_eval_batch_size` so "
+                "that the batch divides the completions."
             )
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
-        """Source, content and completion of each row of a batch, asked before a reward function can change it."""
+        """Return source, digest and completion of each row of a batch, before a reward function can change the row."""
         if not self._task.has_correctness:
             return []
         return [
@@ -91,7 +96,7 @@ class EvaluationMixin(TypedGRPOTrainer):
         ]
 
     def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor, logged: dict[str, list]) -> None:
-        """Adds the verdicts and answers of a batch to the scores, if completions can be correct or incorrect."""
+        """Add the verdicts and answers of a batch to the scores, if the rewards say which completions are correct."""
         if not self._task.has_correctness:
             logger.warning_once(SCORES_LEFT_OUT)
             return
@@ -107,7 +112,7 @@ class EvaluationMixin(TypedGRPOTrainer):
         self._scores.add(problems, [answer for _, _, answer in rows], correct, states_answers)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """With the last batch, also if `dataloader_drop_last=True`: that is for training."""
+        """Return TRL's data loader with its last batch: `dataloader_drop_last` is meant for training."""
         with patched(self.args, dataloader_drop_last=False):
             return super().get_eval_dataloader(eval_dataset)
 

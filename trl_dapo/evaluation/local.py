@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The engines of this process: transformers and vLLM."""
+"""Engines that run in this process: transformers and vLLM."""
 
 import json
 import logging
@@ -27,14 +27,14 @@ from .jobs import GeneratedCompletion, Job, OnCompletion, SamplingSettings
 logger = logging.getLogger(__name__)
 
 
-# What an evaluation sets itself, of what a model's own generation config may say.
-_SET_HERE = {"temperature", "top_p", "top_k", "repetition_penalty", "do_sample", "max_length"}
-_SET_HERE |= {"max_new_tokens", "eos_token_id", "pad_token_id", "bos_token_id", "transformers_version"}
-_SET_HERE |= {"_from_model_config", "use_cache"}
+# Fields of a model's generation config that an evaluation sets itself.
+_SET_BY_EVALUATION = {"temperature", "top_p", "top_k", "repetition_penalty", "do_sample", "max_length"}
+_SET_BY_EVALUATION |= {"max_new_tokens", "eos_token_id", "pad_token_id", "bos_token_id", "transformers_version"}
+_SET_BY_EVALUATION |= {"_from_model_config", "use_cache"}
 
 
-# What a config says that changes no completion.
-_NOT_OF_A_MODEL = {
+# Fields of a model's config that do not change its completions.
+_WITHOUT_EFFECT = {
     "transformers_version",
     "_name_or_path",
     "base_model_name_or_path",
@@ -42,7 +42,7 @@ _NOT_OF_A_MODEL = {
     "use_cache",
     "peft_version",
 }
-_A_TEXT = "What is 17 + 25? Answer: 42"  # whose tokens tell tokenizers apart, and whether they add any
+_PROBE_TEXT = "What is 17 + 25? Answer: 42"  # its tokens show whether two tokenizers differ
 
 
 def load_tokenizer(
@@ -54,33 +54,31 @@ def load_tokenizer(
     return AutoTokenizer.from_pretrained(model)
 
 
-def what_decides(
+def model_settings(
     model: str | os.PathLike | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     is_chat: bool,
     weights_digest: Callable[[Any], str | None],
 ) -> dict[str, Any]:
-    """
-    Return what completions depend on besides the weights and the sampling parameters, as settings of an evaluation.
-    """
-    decides: dict[str, Any] = {}
+    """Return what completions depend on besides the weights and the sampling settings."""
+    found: dict[str, Any] = {}
     config = _generation_config(model)
-    decides["eos_token_id"] = _end_token_ids(config, tokenizer)
-    # Tokens that are suppressed, for instance.
-    others = {name: value for name, value in config.to_diff_dict().items() if name not in _SET_HERE and value}
+    found["eos_token_id"] = _end_token_ids(config, tokenizer)
+    # For instance tokens to suppress.
+    others = {name: value for name, value in config.to_diff_dict().items() if name not in _SET_BY_EVALUATION and value}
     if others:
-        decides["generation_config"] = others
+        found["generation_config"] = others
     if is_chat:
-        decides["chat_template"] = digest(str(tokenizer.chat_template))
-    decides["tokens_of_a_text"] = tokenizer(text=_A_TEXT)["input_ids"]
-    decides["config"] = _config_digest(model)
+        found["chat_template"] = digest(str(tokenizer.chat_template))
+    found["tokens_of_a_text"] = tokenizer(text=_PROBE_TEXT)["input_ids"]
+    found["config"] = _config_digest(model)
     if base := _base_of(model):
-        decides |= {"base_model": base, "base_weights": weights_digest(base), "base_config": _config_digest(base)}
-    return decides
+        found |= {"base_model": base, "base_weights": weights_digest(base), "base_config": _config_digest(base)}
+    return found
 
 
 def _config_digest(model: str | os.PathLike | PreTrainedModel) -> str | None:
-    """A hash of a model's or an adapter's config; `None` of one that is not on this disk."""
+    """Return a hash of the config of a model or an adapter, or `None` if it is not a local folder."""
     if not isinstance(model, str | os.PathLike):
         config = model.config.to_dict()
     else:
@@ -89,10 +87,10 @@ def _config_digest(model: str | os.PathLike | PreTrainedModel) -> str | None:
         if file is None:
             return None
         config = json.loads(file.read_text())
-    kept = {name: value for name, value in config.items() if name not in _NOT_OF_A_MODEL}
+    kept = {name: value for name, value in config.items() if name not in _WITHOUT_EFFECT}
     modules = kept.get("target_modules")
     if isinstance(modules, list):
-        kept["target_modules"] = sorted(modules)  # which peft writes in any order
+        kept["target_modules"] = sorted(modules)  # peft writes them in any order
     return digest(json.dumps(kept, sort_keys=True, default=str))
 
 
@@ -112,12 +110,12 @@ def _generation_config(model: str | os.PathLike | PreTrainedModel) -> Generation
     name = _base_of(model) or model
     try:
         return GenerationConfig.from_pretrained(name)
-    except OSError:  # it has none of its own
+    except OSError:  # the model has no generation config
         return GenerationConfig.from_model_config(AutoConfig.from_pretrained(name))
 
 
 def _end_token_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a completion: the model's and the tokenizer's, as in training and as servers have it."""
+    """Return the tokens that end a completion: those of the model and of the tokenizer, as in training."""
     eos = config.eos_token_id
     of_model = {eos} if isinstance(eos, int) else set(eos or [])
     of_tokenizer = {tokenizer.eos_token_id} - {None}
@@ -134,7 +132,12 @@ def generate_with_transformers(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     batch_size: int,
 ) -> None:
-    """Batch by batch, on the accelerator if there is one. Raises `MemoryError` if a batch does not fit."""
+    """
+    Sample completions with transformers, batch by batch, on a GPU if there is one.
+
+    Raises:
+        MemoryError: If a batch does not fit into memory.
+    """
     tokenizer = processing_class
     prompt_ids = _encode_prompts(tokenizer, jobs, chat_template_kwargs)
     if isinstance(model, str | os.PathLike):
@@ -143,8 +146,9 @@ def generate_with_transformers(
     limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
     if limit is not None and num_positions > limit:
         logger.warning(
-            f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
-            f"{limit}: what it says beyond may be noise."
+            f"The longest prompt and `max_completion_length` ({sampling.max_completion_length}) together have "
+            f"{num_positions} tokens, which is more than the model's context of {limit}. Beyond its context a model "
+            "may write noise. Lower `max_completion_length`."
         )
     eos_ids = _end_token_ids(model.generation_config, tokenizer)
     pad_id = next(iter(eos_ids), 0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -156,7 +160,8 @@ def generate_with_transformers(
             "top_k": sampling.top_k,
             "min_p": sampling.min_p or None,
         }
-    # As in training: what is not set here, such as tokens to suppress, `generate` takes from the model's own.
+    # As in training, `generate` uses the model's own generation config for what is not set here, such as tokens to
+    # suppress.
     generation_config = GenerationConfig(
         max_new_tokens=sampling.max_completion_length,
         do_sample=bool(random_sampling),
@@ -173,29 +178,31 @@ def generate_with_transformers(
         devices = [model.device] if model.device.type == "cuda" else []
         try:
             with training_mode(model, training=False):
-                # Afterwards come the random numbers that would have come.
+                # The state of the random number generators is restored afterwards.
                 with torch.no_grad(), torch.random.fork_rng(devices):
                     torch.manual_seed(batch[0].seed)
-                    # Part of a mixin that every model with a head has.
+                    # `generate` is part of a mixin that every language model has.
                     outputs = model.generate(  # type: ignore[operator]
                         input_ids=input_ids, attention_mask=mask, generation_config=generation_config
                     )
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit in the memory "
-                f"of {model.device}: lower `batch_size`, which is {batch_size}."
+                f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit into the "
+                f"memory of {model.device}. Lower `batch_size`, which is {batch_size}."
             ) from error
         completions = []
         for output in outputs[:, width:].tolist():
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
-            text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
+            text = cast(
+                str, tokenizer.decode(ids, skip_special_tokens=True)
+            )  # not a list, because it is one completion
             completions.append(GeneratedCompletion(text, len(ids), end is None, ids))
-        _hand_over(batch, completions, on_completion)
+        _pass_on(batch, completions, on_completion)
 
 
-def _hand_over(jobs: list[Job], completions: list[GeneratedCompletion], on_completion: OnCompletion) -> None:
-    """Hands over all of these completions, and raises only then what the first that failed has raised."""
+def _pass_on(jobs: list[Job], completions: list[GeneratedCompletion], on_completion: OnCompletion) -> None:
+    """Pass on all completions. If that fails for some of them, raise the first error at the end."""
     failures = []
     for job, completion in zip(jobs, completions, strict=True):
         try:
@@ -209,7 +216,7 @@ def _hand_over(jobs: list[Job], completions: list[GeneratedCompletion], on_compl
 def _encode_prompts(
     tokenizer: PreTrainedTokenizerBase, jobs: list[Job], chat_template_kwargs: Mapping[str, Any] | None
 ) -> list[list[int]]:
-    """Token ids of each job's prompt, as in training; the completions of one problem share theirs."""
+    """Return the token ids of the prompt of each job, as in training."""
     known: dict[str, list[int]] = {}
     for job in jobs:
         if job.problem in known:
@@ -217,13 +224,13 @@ def _encode_prompts(
         if isinstance(job.prompt, str):
             known[job.problem] = tokenizer(text=job.prompt)["input_ids"]
             if not known[job.problem]:
-                raise ValueError("A prompt has no text, and the tokenizer adds none: leave such rows out.")
+                raise ValueError("A prompt is empty, and the tokenizer adds no token to it. Leave such rows out.")
             continue
         if tokenizer.chat_template is None:
             raise ValueError(
-                f"The tokenizer of `{tokenizer.name_or_path}` has no chat template, and the prompts are messages. "
-                "Save it with a `chat_template`, or give prompts that are text: a file with a column `prompt` of "
-                "text, with `prompt_style='as_is'`."
+                f"The tokenizer of `{tokenizer.name_or_path}` has no chat template, but the prompts are messages. "
+                "Save it with a `chat_template`, or use prompts of plain text: a file with text in the column "
+                "`prompt`, with `prompt_style='as_is'`."
             )
         encoded = tokenizer.apply_chat_template(
             job.prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **(chat_template_kwargs or {})
@@ -236,18 +243,18 @@ def _encode_prompts(
 
 
 def check_vllm(model: str | os.PathLike) -> None:
-    """Raises `ImportError` without vLLM, `ValueError` if `model` is an adapter."""
+    """Raise an `ImportError` if vLLM cannot be imported, or a `ValueError` if `model` is an adapter."""
     try:
-        import vllm  # noqa: F401  # whether it can be
+        import vllm  # noqa: F401  # only to see whether it can be imported
     except ImportError as error:
         raise ImportError(
-            "The engine 'vllm' needs vLLM, which cannot be imported here: `pip install 'trl[vllm]'`, or give the "
-            f"address of a server that runs elsewhere as `base_url`. ({error})"
+            f"The engine 'vllm' needs vLLM, which cannot be imported ({error}). Run `pip install 'trl[vllm]'`, or set "
+            "`base_url` to the address of a server that runs elsewhere."
         ) from error
     if os.path.isfile(os.path.join(model, "adapter_config.json")):
         raise ValueError(
-            f"`{model}` is an adapter. Merge it into its model first (`merge_and_unload`), or use the engine "
-            "'transformers'."
+            f"`{model}` is an adapter, which the engine 'vllm' does not load. Merge it into its model first "
+            "(`merge_and_unload`), or use the engine 'transformers'."
         )
 
 
@@ -261,7 +268,7 @@ def generate_with_vllm(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     tensor_parallel_size: int,
 ) -> None:
-    """All jobs in one continuous batch, on what [`check_vllm`] lets pass."""
+    """Sample completions with vLLM, all jobs in one continuous batch. Call [`check_vllm`] first."""
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -270,11 +277,11 @@ def generate_with_vllm(
         model=str(model),
         tensor_parallel_size=tensor_parallel_size,
         max_model_len=max(map(len, prompt_ids)) + sampling.max_completion_length,
-        # Seeds of single requests cost vLLM its batched sampler. This one never comes back: no two calls are for the
-        # same jobs, unless the first of them brought nothing.
+        # With a seed per request vLLM would not use its batched sampler. Two calls never have the same seed, because
+        # they are for different jobs, unless the first call brought no completion.
         seed=sum(job.seed for job in jobs) % 2**31,
     )
-    # `LLM.generate` returns when all are answered; its engine says which are after every step.
+    # `LLM.generate` returns only when all completions are done. Its engine returns them after every step.
     engine = llm.llm_engine
     params = SamplingParams(
         temperature=sampling.temperature,
@@ -291,10 +298,10 @@ def generate_with_vllm(
             finished = [output for output in engine.step() if output.finished]
             completions = []
             for output in finished:
-                answer = output.outputs[0]
-                ids = list(answer.token_ids)
-                completions.append(GeneratedCompletion(answer.text, len(ids), answer.finish_reason == "length", ids))
-            _hand_over([jobs[int(output.request_id)] for output in finished], completions, on_completion)
+                sampled = output.outputs[0]
+                ids = list(sampled.token_ids)
+                completions.append(GeneratedCompletion(sampled.text, len(ids), sampled.finish_reason == "length", ids))
+            _pass_on([jobs[int(output.request_id)] for output in finished], completions, on_completion)
     finally:
-        # Its processes would keep the memory that the next model needs, and may keep this process from ending.
+        # Otherwise vLLM's processes would keep GPU memory, and might keep this process from ending.
         engine.engine_core.shutdown()

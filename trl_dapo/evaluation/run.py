@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise and save.
+"""One evaluation: sample the completions that are missing in the journal, score all of them, summarize and save.
 
-Prompts and what a scorer is called with are those of training: rows come from [`trl_dapo.data.load_prompts`], and a
-reward function gets every column of its row.
+Prompts, and the arguments of a reward function, are the same as in training: rows are loaded with
+[`trl_dapo.data.load_prompts`], and a reward function receives every column of its row.
 """
 
 import hashlib
@@ -64,15 +64,15 @@ _SAMPLED_VALUES = 1024  # of each parameter
 _BLOCK = 1 << 16  # bytes
 _SAMPLED_BLOCKS = 256  # of each file
 _MODEL_FILES = ("config.json", "adapter_config.json")
-# What chooses the completions to ask for, and changes none of them: more of them may be asked for at any time.
-_CHOOSING = ("offset", "limit", "on_bad_rows", "problems", "k")
-# What each number may be.
+# Settings that select the completions to sample but do not change them. They may differ when an evaluation continues.
+_SELECTING = ("offset", "limit", "on_bad_rows", "problems", "k")
+# Allowed values of the numbers.
 _RANGES = {
     **dict.fromkeys(("k", "max_completion_length", "batch_size", "tensor_parallel_size", "concurrency"), COUNT),
-    "temperature": Range(0, hint="0 takes the most probable token."),
+    "temperature": Range(0, hint="0 means greedy decoding."),
     "top_p": SHARE,
-    "top_k": Range(0, is_whole=True, hint="0 is all tokens."),
-    "min_p": Range(0, 1, hint="0 is the model's own, or no minimum."),
+    "top_k": Range(0, is_whole=True, hint="0 means all tokens."),
+    "min_p": Range(0, 1, hint="0 means the value in the model's generation config, or no minimum."),
     "request_timeout": POSITIVE,
     "num_retries": Range(0, is_whole=True),
 }
@@ -110,121 +110,130 @@ def evaluate(
     progress: bool = True,
 ) -> dict[str, Any]:
     r"""
-    Measure avg@k, pass@k and maj@k of a model, each with a 95 % interval over problems.
+    Measure avg@k, pass@k and maj@k of a model, each with a 95% interval over problems.
 
     The defaults are the AIME protocol of the DAPO paper: 32 completions per problem at temperature 1.0 and top-p 0.7,
     up to 20,480 tokens, scored by the rule of the last `Answer:` line.
 
-    The prompts are those that training would use on the same data, and completions are scored as in training. See
-    [`~trl_dapo.data.choose_prompt_style`] for how a dataset becomes prompts. Equal rows are repeats of one problem:
-    `k` completions are sampled for each row, and pooled. Every figure is a mean over problems.
+    The prompts are those that training would use on the same data, and completions are scored as in training.
+    [`~trl_dapo.data.choose_prompt_style`] describes how a dataset becomes prompts. Equal rows are repetitions of one
+    problem: `k` completions are sampled for each row, and pooled. Every metric is a mean over problems.
 
-    Completions are stored as they arrive. The same call with the same `output_dir` continues an evaluation that was
-    interrupted, and samples nothing twice. With another `k`, `limit` or `offset` it samples what is missing. With
-    other settings it is refused. The folder contains
+    Completions are stored as soon as they arrive. The same call with the same `output_dir` continues an evaluation
+    that was interrupted, and samples no completion twice. With another `k`, `limit` or `offset` only the missing
+    completions are sampled. Other settings raise an error. The folder contains
 
-    - `summary.json`: what this function returns, and when it did;
+    - `summary.json`: the return value of this function, and the time at which the evaluation finished;
     - `completions.parquet`: `id`, `source`, `index`, `prompt`, `solution`, `completion`, `answer`, `correct`, `length`
-      and `truncated` of each completion (what UTF-8 cannot hold is replaced by `?`);
-    - `completions.jsonl`: the settings and the completions as they arrived.
+      and `truncated` of each completion (characters that UTF-8 cannot encode are replaced by `?`);
+    - `completions.jsonl`: the settings, and the completions in the order in which they arrived.
 
     Args:
         model (`str`, `os.PathLike` or [`~transformers.PreTrainedModel`]):
-            Path or hub id of a model. With transformers in this process also an adapter or a loaded model. With a
-            server the name under which it serves the model.
+            Path of a model, or its id on the Hub. With transformers in this process it may also be an adapter or a
+            loaded model. With a server it is the name under which the server offers the model.
         dataset (`str`, `os.PathLike` or [`~datasets.Dataset`]):
-            A file, also in the folder that `TRL_DAPO_DATA` names, or a hub id; or a dataset with a column `prompt`
-            of text or messages, and the columns that the scorer reads.
+            A file, also in the folder that `TRL_DAPO_DATA` names, or the id of a dataset on the Hub, or a loaded
+            dataset with a column `prompt` of text or messages and the columns that the scorer reads.
         output_dir (`str` or `os.PathLike`):
             Folder of this evaluation.
         split (`str`, *optional*, defaults to `"train"`):
-            Split of a hub dataset.
+            Split of a dataset on the Hub.
         name (`str`, *optional*):
-            Configuration of a hub dataset.
+            Configuration of a dataset on the Hub.
         offset (`int`, *optional*, defaults to `0`):
             Number of problems to skip. Equal rows that are used unchanged are one problem.
         limit (`int`, *optional*):
-            Number of problems to take at most. Defaults to all.
+            Largest number of problems to evaluate. Defaults to all.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
-            What to do with rows without a problem or a gold answer: `"error"` refuses them, `"skip"` leaves them out.
+            What to do with rows without a problem or a gold answer: `"error"` raises an error, `"skip"` leaves them
+            out.
         prompt_style (`str`, *optional*):
             `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. By default
-            rows with a `prompt` are used unchanged if the scorer is a reward function of your own or of TRL.
-            All others are math problems, in the style that the scorer reads: `"answer_line"`, `"boxed"` with
-            `"math_verify"` and `"accuracy_reward"`, else `"as_is"`. This and the five before it are not for a loaded
-            dataset, which is used unchanged.
+            rows with a `prompt` are used unchanged if the scorer is a reward function of your own or of TRL. All
+            others are math problems, in the style that the scorer reads: `"answer_line"` for `"dapo_math"`, `"boxed"`
+            for `"math_verify"` and `"accuracy_reward"`, otherwise `"as_is"`. This setting and the five before it
+            cannot be used with a loaded dataset, which is used unchanged.
         k (`int`, *optional*, defaults to `32`):
-            Completions a problem.
+            Number of completions per problem.
         temperature (`float`, *optional*, defaults to `1.0`):
-            Temperature; `0`, with `k=1`, takes the most probable token.
+            Sampling temperature. `0` means greedy decoding, and needs `k=1`.
         top_p (`float`, *optional*, defaults to `0.7`):
-            Nucleus.
+            Probability mass of the tokens to sample from (nucleus sampling).
         top_k (`int`, *optional*, defaults to `0`):
-            Number of tokens to sample from; `0` is all.
+            Number of tokens to sample from. `0` means all tokens.
         min_p (`float`, *optional*, defaults to `0.0`):
-            Least probability of a token, as a share of the most probable one's. As in training, `0` leaves the
-            model's own, if its generation config has one.
+            Smallest probability of a token to sample, as a share of that of the most probable token. As in training,
+            `0` means the value in the model's generation config, if it has one.
         max_completion_length (`int`, *optional*, defaults to `20480`):
-            Number of tokens at which a completion is truncated.
+            Number of tokens at which a completion is cut off.
         chat_template_kwargs (`dict`, *optional*):
-            Arguments of the chat template, such as `{"enable_thinking": False}`: those of the training run.
+            Arguments of the chat template, such as `{"enable_thinking": False}`. Use those of the training run.
         seed (`int`, *optional*, defaults to `42`):
-            Seed from which each completion's own is made.
+            Seed from which the seeds of all completions are derived.
         scorer (`str` or `Callable`, *optional*, defaults to `"dapo_math"`):
-            `"dapo_math"` reads the last `Answer:` line by the paper's rule. `"math_verify"` and TRL's
-            `"accuracy_reward"` compare LaTeX such as `\boxed{}` as symbols. `"last_number"` reads the last number of
-            any text. Or a reward function, also by its dotted import path, sync or async: it is called with what
-            training calls it with, and the majority votes on what it passes to `log_extra` as `answer` or
-            `<its name>_answer`. Or a function of the completion and the gold answer, which returns whether the
-            completion is correct (`None` if the gold answer cannot be read) and the answer (`None` if there is none).
+            How completions are scored. `"dapo_math"` reads the last `Answer:` line by the paper's rule.
+            `"math_verify"` and TRL's `"accuracy_reward"` compare LaTeX such as `\boxed{}` symbolically.
+            `"last_number"` reads the last number of any text. A reward function, sync or async, can be given itself
+            or by its dotted import path. It is called with the same arguments as in training, and maj@k votes on the
+            answers that it passes to `log_extra` as `answer` or `<its name>_answer`. Otherwise it is a function of the
+            completion and the gold answer that returns whether the completion is correct (`None` if the gold answer
+            cannot be read) and its answer (`None` if there is none).
         accuracy_threshold (`float`, *optional*):
-            A completion with a reward above it is correct, as `dynamic_sampling_accuracy_threshold` in training.
-            Defaults to 0 where the rewards take no more than two values; scores need it.
+            A completion with a reward above it is correct, as with `dynamic_sampling_accuracy_threshold` in training.
+            Defaults to 0 if the rewards take no more than two values. If they take more, it must be set.
         engine (`str`, *optional*):
-            `"transformers"` or `"vllm"`, in this process. Without a `base_url` it defaults to `"transformers"`.
+            Engine in this process: `"transformers"` or `"vllm"`. Without a `base_url` it defaults to
+            `"transformers"`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Tokenizer, for `"transformers"` and `"vllm"`. Defaults to the model's own; a loaded model needs it.
+            Tokenizer for the engine `"transformers"`. It is required for a loaded model. For a path it defaults to the
+            model's own tokenizer.
         batch_size (`int`, *optional*, defaults to `16`):
-            Completions generated at once by `"transformers"`.
+            Number of completions that `"transformers"` samples at once.
         tensor_parallel_size (`int`, *optional*, defaults to `1`):
-            Number of GPUs that share the model with `"vllm"`.
+            Number of GPUs over which `"vllm"` distributes the model.
         base_url (`str`, *optional*):
-            Address of an OpenAI-compatible server, such as `"http://localhost:8000/v1"`. Start vLLM's with `vllm serve
-            MODEL --generation-config vllm`, or it adds the model's own sampling parameters. The environment variable
-            `OPENAI_API_KEY` is sent along.
+            Address of an OpenAI-compatible server, such as `"http://localhost:8000/v1"`. Start vLLM with `vllm serve
+            MODEL --generation-config vllm`. Otherwise it adds the sampling parameters in the model's generation
+            config. The environment variable `OPENAI_API_KEY` is sent as the API key.
         concurrency (`int`, *optional*, defaults to `64`):
-            Requests under way at a time.
+            Number of simultaneous requests to the server.
         request_timeout (`float`, *optional*, defaults to `1800.0`):
-            Seconds without an answer after which a request is given up.
+            Seconds without a response after which a request is given up.
         num_retries (`int`, *optional*, defaults to `6`):
-            How often a failed request is repeated where the reason may pass, with growing delays.
+            How often a request is repeated, with growing delays, if it failed for a reason that may be temporary.
         progress (`bool`, *optional*, defaults to `True`):
             Whether to show a progress bar.
 
     Returns:
-        `version`, `settings` and `scorer`; `num_problems`, `num_unscored_problems` (their gold answer cannot be read;
-        they are left out of all figures), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"`, `"maj@32"`,
-        each with `mean`, `low` and `high`; `maj` only where the scorer states answers or most completions have an
-        `Answer:` line or a box), `mean_length` in tokens (`None` if a server does not say) and `truncated`
-        (a share); the same for each source in `sources`; and `problems`, each scored one with `id`, `source`,
-        `num_correct`, `num_completions` and `maj`.
+        `dict[str, Any]` with the keys:
+        - `version`, `settings` and `scorer`.
+        - `num_problems`.
+        - `num_unscored_problems`: problems whose gold answer cannot be read. They are left out of all figures.
+        - `metrics`: `"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"` and `"maj@32"`, each with `mean`, `low` and
+          `high`. `maj` is left out unless the scorer gives the answers, or most completions have an `Answer:` line or
+          a box.
+        - `mean_length` in tokens, or `None` if a server does not say.
+        - `truncated`: the share of completions that were cut off.
+        - `sources`: `num_problems`, `metrics`, `mean_length` and `truncated` of each source.
+        - `problems`: each scored problem with `id`, `source`, `num_correct`, `num_completions` and `maj`.
 
     Raises:
-        ValueError: If a setting has no meaning or differs from those of `output_dir`, or the scorer fails.
-        ConnectionError: If the server is down or refuses a request; what it had answered is kept.
+        ValueError: If a setting is not allowed or differs from those of `output_dir`, or if the scorer fails.
+        ConnectionError: If the server is down or refuses a request. Completions that had arrived are kept.
     """
     arguments = locals()
     for setting, allowed in _RANGES.items():
         check_value(setting, arguments[setting], allowed)
     if temperature == 0 and k > 1:
-        raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
+        raise ValueError(f"With `temperature=0` all {k} completions of a problem would be the same. Set `k=1`.")
     _check_engine(arguments)
     arguments["chat_template_kwargs"] = read_mapping("chat_template_kwargs", chat_template_kwargs)
     scorer_function, scorer_name = load_scorer(scorer, prompt_style), name_of(scorer)
     if accuracy_threshold is not None and not is_reward_function(scorer_function):
         raise ValueError(
-            f"`accuracy_threshold={accuracy_threshold}` is for rewards, but the scorer {scorer_name!r} decides "
-            "itself what is correct. Leave it out."
+            f"`accuracy_threshold={accuracy_threshold}` is for reward functions, but the scorer {scorer_name!r} "
+            f"itself decides which completions are correct. Leave it out."
         )
     if isinstance(model, _PATH) and not base_url:
         _check_folder(model)
@@ -233,14 +242,14 @@ def evaluate(
     rows, selection = _load_rows(arguments, scorer_function, output_dir / JOURNAL_FILE)
     from ..data import each_row
 
-    columns = rows.column_names or [*next(iter(rows), {})]  # which a stream may not know
+    columns = rows.column_names or [*next(iter(rows), {})]  # a streamed dataset may not know its columns
     check_columns(scorer_function, scorer_name, columns, sends_ids=not base_url)
     problems = read_problems(each_row(rows))
     is_chat = any(not isinstance(problem.prompt, str) for problem in problems)
     if arguments["chat_template_kwargs"] and not is_chat:
         raise ValueError(
-            f"`chat_template_kwargs={arguments['chat_template_kwargs']}` has no effect: the prompts are text, around "
-            "which no chat template goes. Leave it out, or give messages."
+            f"`chat_template_kwargs={arguments['chat_template_kwargs']}` has no effect: the prompts are text, to "
+            f"which no chat template is applied. Leave it out, or use prompts of messages."
         )
     sampling = SamplingSettings(temperature, top_p, top_k, max_completion_length, min_p)
     chosen_rows = {"dataset": _plain_path(dataset), **selection} if isinstance(dataset, _PATH) else {}
@@ -256,15 +265,15 @@ def evaluate(
     }
     if arguments["chat_template_kwargs"]:
         settings["chat_template_kwargs"] = arguments["chat_template_kwargs"]
-    with naming_missing_folders(None if base_url else model):  # a server may name its model as it likes
+    with naming_missing_folders(None if base_url else model):  # a server may use any name for its model
         if not base_url:
-            from .local import check_vllm, load_tokenizer, what_decides
+            from .local import check_vllm, load_tokenizer, model_settings
 
             if engine == "vllm":
-                assert isinstance(model, _PATH)  # by `_check_engine`
+                assert isinstance(model, _PATH)  # checked by `_check_engine`
                 check_vllm(model)
             arguments["processing_class"] = tokenizer = load_tokenizer(model, processing_class)
-            settings |= what_decides(model, tokenizer, is_chat, _weights_digest)
+            settings |= model_settings(model, tokenizer, is_chat, _weights_digest)
     generate = partial(_make_engine(arguments), sampling=sampling)
 
     score_with = partial(
@@ -274,17 +283,17 @@ def evaluate(
         accuracy_threshold=accuracy_threshold,
         trainer_state=_trainer_state(model),
     )
-    header = {name: value for name, value in settings.items() if name not in _CHOOSING}
+    header = {name: value for name, value in settings.items() if name not in _SELECTING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
-        if not isinstance(dataset, _PATH):  # else the header says which dataset it is
-            _refuse_another_dataset(journal, problems)
+        if not isinstance(dataset, _PATH):  # for a file or a dataset on the Hub, the header names it
+            _check_same_dataset(journal, problems)
         with naming_missing_folders(None if base_url else model):
             _complete(journal, problems, make_jobs(problems, k, seed), generate, progress, score_with, scorer_name)
         completions_PK = [
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
         ]
-        # The lock on the journal also keeps a second process from writing these.
-        verdicts = _scored(score_with, scorer_name, journal, problems, completions_PK)
+        # The lock on the journal also keeps a second process from writing the files below.
+        verdicts = _score_or_explain(score_with, scorer_name, journal, problems, completions_PK)
         warn_without_answers(completions_PK, verdicts, scorer)
         summary: dict[str, Any] = {"version": __version__, "settings": settings, "scorer": scorer_name}
         if accuracy_threshold is not None:
@@ -292,18 +301,18 @@ def evaluate(
         summary |= summarise(problems, completions_PK, verdicts, k)
         write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts)
         with replacing(output_dir / SUMMARY_FILE) as path:
-            finished = {"finished": datetime.now(UTC).isoformat()}  # the rest says the same again whenever
+            finished = {"finished": datetime.now(UTC).isoformat()}  # everything else is the same if it is repeated
             path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 
 def _plain_path(path: str | os.PathLike, base_url: str | None = None) -> str:
-    """A path without what does not matter, `./` and a slash at the end. A server names its model as it likes."""
+    """Return a path without `./` and a slash at the end. With a server the model is a name and is not changed."""
     return str(path) if base_url else str(Path(path))
 
 
 def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerState | None":
-    """Return a checkpoint's state of training, for reward functions that depend on it."""
+    """Return the trainer state of a checkpoint, for reward functions that depend on it."""
     if not isinstance(model, _PATH):
         return None
     file = Path(model) / "trainer_state.json"
@@ -314,26 +323,26 @@ def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerStat
     return TrainerState.load_from_json(str(file))
 
 
-def _scored(
+def _score_or_explain(
     score_with: Callable[..., Verdicts],
     name: str,
     journal: Journal,
     problems: list[Problem],
     completions_PK: list[list[GeneratedCompletion]],
 ) -> Verdicts:
-    """The verdicts; where a scorer fails, an error that says what is kept."""
+    """Return the verdicts of a scorer. If it fails, raise an error that says which completions are kept."""
     try:
         return score_with(problems, completions_PK)
     except Exception as error:
         what = str(error) if isinstance(error, ValueError) else f"The scorer {name!r} failed: {error!r}."
         raise ValueError(
-            f"{what} {len(journal.completions):,} completions are in `{journal.path}`: the same command with a scorer "
-            "that works continues from there."
+            f"{what} {len(journal.completions):,} completions are stored in `{journal.path}`. Repeat the command with "
+            "a scorer that works to continue from there."
         ) from error
 
 
 def _make_engine(arguments: dict[str, Any]) -> Callable:
-    """The engine that `evaluate` was asked for, which takes what it generates for; only its libraries are imported."""
+    """Return the engine with the arguments of `evaluate` that it takes. Only the libraries it needs are imported."""
     function: Callable
     if arguments["base_url"]:
         from .server_client import generate_with_server as function
@@ -347,21 +356,27 @@ def _make_engine(arguments: dict[str, Any]) -> Callable:
 
 def _check_engine(arguments: dict[str, Any]) -> None:
     model, processing_class = arguments["model"], arguments["processing_class"]
-    engine, base_url = arguments["engine"], without_secrets(arguments["base_url"])  # which messages quote
+    engine, base_url = arguments["engine"], without_secrets(arguments["base_url"])  # because it is part of messages
     check_choice("engine", engine, (None, *ENGINES))
     if base_url and engine:
-        raise ValueError(f"With a `base_url` ({base_url}) the server is the engine: leave out `engine={engine!r}`.")
+        raise ValueError(
+            f"`engine={engine!r}` contradicts `base_url` ({base_url}), because the server is the engine. Leave one of "
+            "them out."
+        )
     if base_url and not base_url.startswith(("http://", "https://")):
-        raise ValueError(f"`base_url` must start with http:// or https://, got {base_url!r}.")
+        raise ValueError(f"`base_url` must start with http:// or https://, got {base_url!r}. Add it.")
     in_process = not base_url and engine != "vllm"
     if not in_process and (not isinstance(model, _PATH) or processing_class is not None):
-        raise ValueError("A loaded model or tokenizer can be evaluated by the engine 'transformers' only.")
+        raise ValueError(
+            "A loaded model or tokenizer can only be evaluated with the engine 'transformers'. Give the path of the "
+            "model, or leave out `engine` and `base_url`."
+        )
     if not isinstance(model, _PATH) and processing_class is None:
-        raise ValueError("A loaded model needs its tokenizer as `processing_class`.")
+        raise ValueError("A loaded model needs its tokenizer. Pass it as `processing_class`.")
 
 
 def _check_folder(model: str | os.PathLike) -> None:
-    """Refuses a path where nothing is, and the folder of a run that has left checkpoints and no model."""
+    """Raise an error if there is no model at a path, for instance in a run's folder with checkpoints but no model."""
     check_model_path(os.fspath(model))
     if not os.path.isdir(model) or any((Path(model) / name).is_file() for name in _MODEL_FILES):
         return
@@ -369,8 +384,8 @@ def _check_folder(model: str | os.PathLike) -> None:
 
     if checkpoint := get_last_checkpoint(os.fspath(model)):
         raise ValueError(
-            f"`{model}` holds no model, only checkpoints: evaluate `{checkpoint}`, or save the trained model there "
-            "with `trainer.save_model()`."
+            f"`{model}` contains no model, only checkpoints. Evaluate `{checkpoint}`, or save the trained model in "
+            f"the folder with `trainer.save_model()`."
         )
 
 
@@ -378,16 +393,14 @@ _UNKNOWN = object()
 
 
 def _style_in(journal: Path) -> Any:
-    """
-    Return the prompt style of the stored completions, `None` for unchanged rows, or `_UNKNOWN` if there are none.
-    """
+    """Return the prompt style of stored completions: `None` for unchanged rows, `_UNKNOWN` if there are none."""
     with suppress(OSError, ValueError, KeyError, TypeError), journal.open("rb") as file:
         return json.loads(file.readline())["settings"]["prompt_style"]
     return _UNKNOWN
 
 
 def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tuple[datasets.Dataset, dict[str, Any]]":
-    """The rows to evaluate on, and what says which of a file or a dataset on the Hub they are."""
+    """Return the rows to evaluate on, and the settings that select them from a file or a dataset on the Hub."""
     dataset, style = arguments["dataset"], arguments["prompt_style"]
     chosen_by = ("split", "name", "offset", "limit", "on_bad_rows", "prompt_style")
     selection = {setting: arguments[setting] for setting in chosen_by}
@@ -401,7 +414,7 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
                     "configurations. Leave it out."
                 )
         reading = {name: selection[name] for name in ("split", "name", "on_bad_rows")}
-        # Another scorer reads the completions that are there, whatever it would have asked for.
+        # If completions are stored already, their style is used, also with a scorer that prefers another one.
         if style is None:
             style = _style_in(journal)
         # Unchanged rows cannot be bad, so `on_bad_rows` only makes sense for math problems.
@@ -415,23 +428,26 @@ def _load_rows(arguments: dict[str, Any], scorer: Scorer, journal: Path) -> "tup
 
         if isinstance(dataset, dict) or not hasattr(dataset, "column_names"):
             raise ValueError(
-                f"`dataset` is a `{type(dataset).__name__}`. Give a file, the id of a dataset on the Hub, or a "
-                "`Dataset`: one split of a `DatasetDict`, or `Dataset.from_list(rows)`."
+                f"`dataset` is a `{type(dataset).__name__}`. Use a file, the id of a dataset on the Hub, or a "
+                "`Dataset`, such as one split of a `DatasetDict` or `Dataset.from_list(rows)`."
             )
         known = inspect.signature(evaluate).parameters
         if given := {name: value for name, value in selection.items() if value != known[name].default}:
-            raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
+            raise ValueError(
+                f"{given} applies only to a file or a dataset on the Hub, but `dataset` is a loaded dataset. Select "
+                "its rows before, and leave these out."
+            )
         rows = plain_rows(dataset)
     if images := {"image", "images"} & set(rows.column_names or ()):
         raise ValueError(
-            f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "
-            "model during training, with `eval_dataset`."
+            f"The dataset has the column {' and '.join(sorted(images))}, but the model would not see the images. "
+            "Evaluate such a model during training, with `eval_dataset`."
         )
     return rows, selection
 
 
 def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
-    """Return what distinguishes two models of the same name, or `None` for a model that is not on this machine."""
+    """Return a hash of parts of a model's weights, or `None` if the model is not a local folder."""
     digest = hashlib.sha256()
     if not isinstance(model, _PATH):
         for name, parameter in model.named_parameters():
@@ -451,14 +467,14 @@ def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _refuse_another_dataset(journal: Journal, problems: list[Problem]) -> None:
-    """The folder of another dataset is not written over by mistake."""
+def _check_same_dataset(journal: Journal, problems: list[Problem]) -> None:
+    """Raise a `ValueError` if the folder contains completions of another dataset, which might be a mistake."""
     known = {key for key, _ in journal.completions}
     if known and known.isdisjoint(problem.key for problem in problems):
         raise ValueError(
-            f"`{journal.path}` holds completions of {len(known)} other problems, and of none of these "
-            f"{len(problems)}, of which the first has the id {problems[0].id!r}. Use another `output_dir`, or delete "
-            "that file to start over."
+            f"`{journal.path}` contains completions of {len(known)} other problems, and none of these {len(problems)} "
+            f"problems, the first of which has the id {problems[0].id!r}. Use another `output_dir`, or delete this "
+            "file to start over."
         )
 
 
@@ -471,27 +487,32 @@ def _complete(
     score_with: Callable[..., Verdicts],
     scorer_name: str,
 ) -> None:
-    """Ask for the completions that the journal lacks; a scorer that fails does so on the first problem's."""
+    """
+    Sample the completions that are missing in the journal.
+
+    The scorer is tried on the first problem that is complete, so that one that does not work fails early.
+    """
     from tqdm import tqdm
 
     todo = [job for job in jobs if (job.problem, job.index) not in journal.completions]
     if not todo:
         return
-    if progress:  # what loads the model may be silent
-        print(f"Asking for {len(todo):,} answers.", file=sys.stderr)
+    if progress:  # a line before the model is loaded, which may be silent
+        print(f"Sampling {len(todo):,} completions.", file=sys.stderr)
     num_known = len(jobs) - len(todo)
-    num_others = len(journal.completions) - num_known  # of a larger `k` or `limit`
+    num_others = len(journal.completions) - num_known  # from a larger `k` or `limit` before
     by_key = {problem.key: problem for problem in problems}
-    num_asked, num_missing = Counter(job.problem for job in jobs), Counter(job.problem for job in todo)
-    is_tried = threading.Lock()  # taken by whoever tries the scorer, and kept
-    # With a delay nothing is drawn before the first completion: a model that is not found leaves its line alone.
+    num_wanted, num_missing = Counter(job.problem for job in jobs), Counter(job.problem for job in todo)
+    is_tried = threading.Lock()  # acquired by the thread that tries the scorer, and never released
+    # With a delay the bar is not drawn before the first completion. So it does not disturb the error for a model that
+    # was not found.
     bar = tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress, delay=1e-3)
     with bar, calling(bar.refresh, every=SILENCE):
 
         def try_scorer(key: str) -> None:
             if is_tried.acquire(blocking=False):
-                completions = [journal.completions[key, i] for i in range(num_asked[key])]
-                _scored(score_with, scorer_name, journal, [by_key[key]], [completions])
+                completions = [journal.completions[key, i] for i in range(num_wanted[key])]
+                _score_or_explain(score_with, scorer_name, journal, [by_key[key]], [completions])
 
         def keep(job: Job, completion: GeneratedCompletion) -> None:
             journal.append(job.problem, job.index, completion)
@@ -503,25 +524,27 @@ def _complete(
                 try_scorer(job.problem)
 
         counting = threading.Lock()
-        if known := next((key for key in num_asked if not num_missing[key]), None):
+        if known := next((key for key in num_wanted if not num_missing[key]), None):
             try_scorer(known)
         try:
             generate(todo, on_completion=keep)
         except (ConnectionError, MemoryError) as error:
             raise type(error)(
-                f"{error} {len(journal.completions) - num_others} of {len(jobs)} completions are in "
-                f"`{journal.path}`: the same command continues from there."
+                f"{error} {len(journal.completions) - num_others} of {len(jobs)} completions are stored in "
+                f"`{journal.path}`. Repeat the command to continue from there."
             ) from error
 
 
 def summarise(
     problems: list[Problem], completions_PK: list[list[GeneratedCompletion]], found: Verdicts, k: int
 ) -> dict[str, Any]:
+    """Return the figures of an evaluation. See [`evaluate`]."""
     verdicts_PK = found.of_problems
     scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
     if not scored:
         raise ValueError(
-            f"The scorer can score none of the {len(problems)} problems, such as {problems[0].row!r:.200}."
+            f"The scorer can score none of the {len(problems)} problems. The first one is {problems[0].row!r:.200}. "
+            "Check its gold answer, or use another scorer."
         )
     counts = [count_problem(*zip(*verdicts_PK[i], strict=True)) for i in scored]
     values = problem_figures(counts, k)
@@ -552,12 +575,12 @@ def summarise(
 
 
 def _last_text(prompt: str | list[dict[str, Any]]) -> str:
-    """The text of a prompt: of messages the last one's, which asks."""
+    """Return the text of a prompt, or of its last message."""
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].get("content"))
 
 
 def _solution_text(solution: Any) -> str | None:
-    """A gold answer as a file shows it, a float as plain digits: 51.0 is the answer 51."""
+    """Return a gold answer as text for a file. A float is written in plain digits: 51.0 becomes 51."""
     text = gold_text(solution) if isinstance(solution, float) else solution
     return None if text is None else loggable(str(text))
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Scorers: whether each completion is correct, and which answer it states.
+Scorers, which say whether each completion is correct, and which answer it states.
 
-A scorer is a reward function, which is called with what it gets in training, or a function of a completion and the
-gold answer.
+A scorer is a reward function, which is called with the same arguments as in training, or a function of a completion
+and the gold answer.
 """
 
 import asyncio
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What each reads.
+# What each scorer reads, for messages.
 SCORERS = {
-    "dapo_math": "the last `Answer:` line, by the rule of the paper, for which the prompt style 'answer_line' asks",
-    "math_verify": "LaTeX, such as \\boxed{} for which the prompt style 'boxed' asks, compared as symbols",
-    "last_number": "the last number, in any text",
-    "accuracy_reward": "as 'math_verify', by TRL's reward function of this name",
+    "dapo_math": "the last `Answer:` line, which the prompt style 'answer_line' asks for",
+    "math_verify": "LaTeX such as \\boxed{}, which the prompt style 'boxed' asks for",
+    "last_number": "the last number of any text",
+    "accuracy_reward": "LaTeX such as \\boxed{}, which the prompt style 'boxed' asks for",
 }
 
 
 class Verdict(NamedTuple):
-    """`correct` is `None` if the gold answer could not be read, `answer` if the completion has none."""
+    """The verdict on a completion."""
 
-    correct: bool | None
-    answer: str | None
+    correct: bool | None  # `None` if the gold answer could not be read
+    answer: str | None  # `None` if the completion has no answer
 
 
 class Verdicts(NamedTuple):
     """The verdicts on K completions of each of P problems."""
 
     of_problems: list[list[Verdict]]
-    states_answers: bool  # whether the scorer said which answers the completions state
+    states_answers: bool  # whether the answers are from the scorer
 
 
 Scorer = Callable[..., Any]
 
 
 def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
-    """Return what a name stands for: a reward function, or a function of a completion and the gold answer."""
+    """Return the scorer with a name: a reward function, or a function of a completion and the gold answer."""
     if not isinstance(scorer, str):
         return scorer
     name = scorer
@@ -66,16 +66,17 @@ def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
     function = load_function("scorer", name, REWARD_FUNCS)
     if function is REWARD_FUNCS["dapo_math"] and prompt_style in ("boxed", "think"):
         raise ValueError(
-            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer {scorer!r} reads the last "
-            "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
+            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, but the scorer {scorer!r} reads only the last "
+            "`Answer:` line. Use the scorer 'math_verify', or the prompt style 'answer_line'."
         )
     return function
 
 
 def is_reward_function(scorer: Scorer) -> bool:
     """
-    Return whether a function takes `completions`, or any keyword, as a decorated function may. Otherwise it takes two
-    texts.
+    Return whether a scorer is a reward function, and not a function of a completion and the gold answer.
+
+    A reward function has a parameter `completions`, or takes only `**kwargs`, as decorated functions often do.
     """
     parameters = inspect.signature(scorer).parameters.values()
     names = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
@@ -91,23 +92,23 @@ def name_of(scorer: str | Scorer) -> str:
 
 
 def check_columns(scorer: Scorer, name: str, columns: Sequence[str], sends_ids: bool) -> None:
-    """Refuse rows that a scorer cannot be called with, as training does, before any completion is asked for."""
+    """Raise a `ValueError` if a scorer cannot be called with the columns, before any completion is sampled."""
     from ..rewards.checks import check_prompt_column, check_reward_columns
 
     check_prompt_column(columns, "dataset")
     if not is_reward_function(scorer):
         if "solution" not in columns:
             raise ValueError(
-                f"The dataset has no column 'solution', whose gold answers the scorer {name!r} compares with; found "
-                f"{', '.join(map(repr, columns))}."
+                f"The dataset has no column 'solution', with which the scorer {name!r} compares answers. Its columns "
+                f"are {', '.join(map(repr, columns))}. Rename the column with the gold answers."
             )
         return
     check_reward_columns([scorer], [name], columns, dataset="dataset")
     needed = inspect.signature(scorer).parameters.get("completion_ids")
     if needed is not None and needed.default is needed.empty and not sends_ids:
         raise ValueError(
-            f"The scorer {name!r} asks for `completion_ids`, the tokens of each completion, which a server does not "
-            "send. Give that parameter a default, or evaluate with `engine='vllm'` or `engine='transformers'`."
+            f"The scorer {name!r} requires `completion_ids`, the tokens of each completion, which a server does not "
+            "send. Give this parameter a default, or evaluate with `engine='vllm'` or `engine='transformers'`."
         )
 
 
@@ -127,20 +128,21 @@ def score(
         problems (`Sequence[Problem]`):
             P problems.
         completions_PK (`Sequence[Sequence[GeneratedCompletion]]`):
-            The completions of each.
+            The completions of each problem.
         scorer (`Callable`):
             A reward function, or a function of a completion and the gold answer.
         name (`str`, *optional*):
-            What it is called in messages. Defaults to its own name.
+            Name of the scorer in messages. Defaults to the name of the function.
         accuracy_threshold (`float`, *optional*):
-            A completion with a reward above it is correct. Defaults to 0, if the rewards take no more than two values.
+            A completion with a reward above it is correct. Defaults to 0 if the rewards take no more than two values.
         trainer_state ([`~transformers.TrainerState`], *optional*):
-            What a reward function gets by this name in training.
+            The argument `trainer_state` of a reward function.
 
     Returns:
-        [`Verdicts`].
+        [`Verdicts`]: The verdicts on all completions.
 
-    Raises `ValueError` if the rewards are scores, and there is no `accuracy_threshold`.
+    Raises:
+        ValueError: If the rewards take more than two values, and there is no `accuracy_threshold`.
     """
     name = name or name_of(scorer)
     rows = [
@@ -158,16 +160,13 @@ def score(
 
 
 def _read_verdict(returned: Any, name: str) -> Verdict:
-    """
-    Check what a function of a completion and a gold answer returned: whether the completion is correct, and the
-    answer.
-    """
+    """Return the verdict of a function of a completion and a gold answer, after a check of what it returned."""
     try:
         correct, answer = returned
     except (TypeError, ValueError):
         raise TypeError(
-            f"The scorer {name!r} returned {returned!r:.80}; expected whether the completion is correct, and the "
-            "answer that it states: `(True, '7')`."
+            f"The scorer {name!r} returned {returned!r:.80}. Expected a pair that says whether the completion is "
+            "correct, and which answer it states, such as `(True, '7')`."
         ) from None
     return Verdict(None if correct is None else bool(correct), answer_text(answer))
 
@@ -179,10 +178,7 @@ def _reward_verdicts(
     accuracy_threshold: float | None,
     trainer_state: "TrainerState | None",
 ) -> tuple[list[Verdict], bool]:
-    """
-    Scores by a reward function, called with the same arguments as in training, and by training's rule of what is
-    correct.
-    """
+    """Return verdicts by a reward function and the accuracy threshold, as in training."""
     import torch
 
     from ..rewards.task_reward import TaskReward
@@ -198,8 +194,9 @@ def _reward_verdicts(
     ).having_seen(rewards_BF)
     if not task.has_correctness:
         raise ValueError(
-            f"The reward function {name!r} gives scores, {len(task.values)} different values so far, and nothing says "
-            "which completions are correct. Set `accuracy_threshold`: a completion with a score above it is correct."
+            f"The reward function {name!r} gives scores ({len(task.values)} different values so far), which do not "
+            f"say which completions are correct. Set `accuracy_threshold`: a completion with a score above it is "
+            f"correct."
         )
     is_scored = (~rewards_BF.isnan().squeeze(1)).tolist()
     correct = task.is_correct(rewards_BF).tolist()
@@ -215,12 +212,12 @@ def call_reward(
     trainer_state: "TrainerState | None",
     logged: dict[str, list],
 ) -> list[Any]:
-    """The rewards of completions, from a function that is called with the keywords that training passes."""
+    """Return the rewards of completions. The function is called with the same keywords as in training."""
     from transformers import TrainerState
 
     from ..rewards.checks import NOT_PASSED_ON, with_checked_values
 
-    # A copy a completion, as in training: a reward function may change what it is given.
+    # One copy per completion, as in training, because a reward function may change its arguments.
     examples = [copy.deepcopy(dict(problem.row)) for problem, _ in rows]
     keywords: dict[str, Any] = {
         column: [example[column] for example in examples] for column in examples[0] if column not in NOT_PASSED_ON
@@ -242,10 +239,10 @@ def call_reward(
     try:
         returned = with_checked_values(reward_func, name)(**keywords)
         if inspect.isawaitable(returned):
-            with ThreadPoolExecutor(1) as thread:  # this one may run a loop of its own, as a notebook's does
+            with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
                 returned = thread.submit(asyncio.run, _wait_for(returned)).result()
     finally:
-        getattr(reward_func, "close", lambda: None)()  # the workers of math-verify
+        getattr(reward_func, "close", lambda: None)()  # stops the workers of math-verify
     return returned
 
 
@@ -256,7 +253,7 @@ async def _wait_for(awaitable: Any) -> Any:
 def warn_without_answers(
     completions_PK: Sequence[Sequence[GeneratedCompletion]], verdicts: Verdicts, scorer: str | Scorer
 ) -> None:
-    """Distinguishes an evaluation in which most answers were not found from one in which they were incorrect."""
+    """Warn if most completions have no answer, so that low scores are not mistaken for incorrect answers."""
     if not verdicts.states_answers:
         return
     found = [
@@ -267,9 +264,16 @@ def warn_without_answers(
     without = [completion for completion, verdict in found if verdict.answer is None and not verdict.correct]
     if 2 * len(without) <= len(found):
         return
-    parts = [f"no answer found in {len(without):,} of {len(found):,}; the first: {without[0].text[-200:]!r}"]
+    parts = [
+        f"No answer was found in {len(without):,} of {len(found):,} completions. The first of them ends with "
+        f"{without[0].text[-200:]!r}."
+    ]
     if isinstance(scorer, str) and scorer in SCORERS:
-        parts.append(f"the scorer {scorer!r} reads {SCORERS[scorer]}; another scorer reads the same completions")
-    if num_cut_off := sum(completion.truncated for completion in without):
-        parts.append(f"{num_cut_off:,} were cut off: raise `max_completion_length`")
-    logger.warning("; ".join(parts) + ".")
+        parts.append(
+            f"The scorer {scorer!r} reads {SCORERS[scorer]}. The same command with another scorer scores the same "
+            "completions."
+        )
+    num_cut_off = sum(completion.truncated for completion in without)
+    if num_cut_off:
+        parts.append(f"{num_cut_off:,} of them were cut off. Raise `max_completion_length`.")
+    logger.warning(" ".join(parts))

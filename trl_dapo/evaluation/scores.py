@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluations during training: their scores, and their completions, sampled ahead in one call of the engine."""
+"""Scores of evaluations during training, and sampling of their completions in few calls of the engine."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,34 +13,33 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-# Limits of one call: as the lists that engines return, this many tokens take a few GB; this many examples are read
-# ahead.
+# Limits of one call: the tokens of completions, which take a few GB as lists, and the examples that are read ahead.
 _MAX_TOKENS, _MAX_ROWS = 2**25, 2**14
 
 
 class _Problem(NamedTuple):
-    """
-    One problem's completions, from all its repeats. An entry of `correct` is `None` if the completion could not be
-    scored.
-    """
+    """The completions of a problem, from all of its rows."""
 
     source: str | None
-    correct: list[bool | None]
+    correct: list[bool | None]  # `None` if a completion could not be scored
     answers: list[str | None]
 
 
 class EvaluationScores:
-    """avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems."""
+    """
+    Computes avg@k, pass@k and maj@k of an evaluation, whose completions are added batch by batch.
 
-    # Completions come k in a row for each row of the dataset; rows with equal source and key are one problem. What
-    # fills the last batch, k that are not of one problem, and problems with an unscored completion are left out.
+    Every score is a mean over problems. Each row of the dataset has k consecutive completions. Rows with the same
+    source and key are one problem. Left out are rows that only fill the last batch, k completions that are not of one
+    problem, and problems with a completion that was not scored.
+    """
 
     def __init__(self, k: int) -> None:
         self.k = k
         self.begin(0)
 
     def begin(self, num_rows: int | None) -> None:
-        """Forgets an earlier evaluation; of a stream, whose `num_rows` is `None`, every list counts."""
+        """Begin an evaluation of `num_rows` rows. `None` means that the number is not known and all rows count."""
         self._num_rows_left = num_rows
         self._problems: dict[Any, _Problem] = {}
         self._states_answers = False
@@ -53,16 +52,26 @@ class EvaluationScores:
         states_answers: bool = False,
     ) -> None:
         """
-        Add the completions of one batch of all processes, in the order of their ranks: source and key of each one's
-        problem, its answer, and its verdict. Any of them may be `None`; without a key the k completions are those of
-        a problem of their own. `states_answers` says that a reward function gave the answers, so that `None` means
-        that there is no answer. Raises `ValueError` if the lengths differ or are not a multiple of k.
+        Add the completions of one batch of all processes, in the order of their ranks.
+
+        Args:
+            problems (`Sequence[tuple[str | None, str | None]]`):
+                Source and key of the problem of each completion. Without a key, k completions are a separate problem.
+            answers (`Sequence[str | None]`):
+                Answer of each completion.
+            correct (`Sequence[bool | None]`):
+                Whether each completion is correct, or `None` if it was not scored.
+            states_answers (`bool`, *optional*, defaults to `False`):
+                Whether a reward function gave the answers, so that `None` means that there is no answer.
+
+        Raises:
+            ValueError: If the lengths differ or are not a multiple of k.
         """
         self._states_answers |= states_answers
         if not len(problems) == len(answers) == len(correct) or len(problems) % self.k:
             raise ValueError(
-                f"Completions come {self.k} to a problem, got {len(problems)} with {len(answers)} answers and "
-                f"{len(correct)} verdicts."
+                f"Each row must have {self.k} completions with an answer and a verdict each, got {len(problems)} "
+                f"completions, {len(answers)} answers and {len(correct)} verdicts."
             )
         for start in range(0, len(problems), self.k):
             if self._num_rows_left == 0:
@@ -79,7 +88,11 @@ class EvaluationScores:
             problem.answers.extend(answers[group])
 
     def means(self) -> dict[str, float]:
-        """The scores by name, `avg@4` and of a source `avg@4/<source>`; maj@k where most state an answer."""
+        """
+        Return the scores by name: `avg@4`, and `avg@4/<source>` for each source.
+
+        maj@k is left out unless a reward function gave the answers, or most completions have one.
+        """
         scored = [problem for problem in self._problems.values() if None not in problem.correct]
         means = self._means_of(scored, "")
         for source in dict.fromkeys(problem.source for problem in scored):
@@ -98,24 +111,33 @@ class EvaluationScores:
 
 
 class Prefetch:
-    """Samples the completions of many evaluation batches in one call and hands each batch its share."""
+    """
+    Samples the completions of several evaluation batches in one call of the engine.
 
-    # The evaluation loop takes one batch at a time, and each call of an engine wakes it, syncs its weights, and ends
-    # when its longest completion does. So the loop's batches are read before the loop does, as many as fit one call.
-    # The batches, their order and everything else that is done with them stay the loop's. `generate` returns a tuple
-    # of columns; each list in it has one entry a prompt.
+    TRL's evaluation loop processes one batch at a time. Each call of an engine wakes it, synchronizes its weights, and
+    takes as long as its longest completion. So several batches are read ahead of the loop, as many as fit into one
+    call. The batches, their order and everything else in the loop stay the same.
+
+    Args:
+        generate (`Callable[[list], tuple]`):
+            Samples completions of prompts. Each list in the returned tuple has one entry per prompt.
+    """
 
     def __init__(self, generate: Callable[[list], tuple]) -> None:
         self._generate = generate
         self._waiting: deque[tuple[list, tuple]] = deque()
 
     def over(self, dataloader: "DataLoader", num_rows: int) -> "DataLoader":
-        """The loader's batches, `num_rows` of this process sampled ahead whenever nothing is left."""
+        """Return a loader of the same batches that samples up to `num_rows` rows of this process in one call."""
         self._waiting.clear()
         return cast("DataLoader", _ReadAhead(dataloader, self._fill, num_rows))
 
     def take(self, prompts: list) -> tuple | None:
-        """The next batch's share, what `generate` would return; `None` if these prompts are not the next batch's."""
+        """
+        Return what `generate` would return for the next batch.
+
+        Returns `None` if these prompts are not those of the next batch that was sampled ahead.
+        """
         if not self._waiting or self._waiting[0][0] != prompts:
             return None
         return self._waiting.popleft()[1]
@@ -133,7 +155,7 @@ class Prefetch:
 
 
 class _ReadAhead:
-    """A loader that hands its batches over after `fill` has seen them, several at a time."""
+    """A loader that calls `fill` with several batches before it yields them."""
 
     def __init__(self, dataloader: Any, fill: Callable[[list], None], num_rows: int) -> None:
         self._dataloader, self._fill, self._num_rows = dataloader, fill, num_rows
@@ -154,14 +176,19 @@ class _ReadAhead:
                 continue
             self._fill(batches)
             for i, ready in enumerate(batches, start=1):
-                # Says which batch accelerate's `gather_for_metrics` may cut short: the last, when it is handed over.
+                # accelerate's `gather_for_metrics` removes the duplicates of the last batch, which it recognizes by
+                # this attribute. So it must be true only while the last batch is processed.
                 loader.end_of_dataloader = is_end and i == len(batches)
                 yield ready
             batches, num_rows = [], 0
 
 
 def rows_that_fit(max_completion_length: int | None) -> int:
-    """Rows of all processes whose completions fit one call: AIME's 960 rows of 20,480 tokens do."""
-    if max_completion_length is None:  # nobody knows: a batch at a time
+    """
+    Return how many rows of all processes have completions that fit into one call.
+
+    For 20,480 tokens these are more than the 960 rows of AIME.
+    """
+    if max_completion_length is None:  # unknown, so one batch at a time
         return 1
     return max(1, min(_MAX_ROWS, _MAX_TOKENS // max_completion_length))

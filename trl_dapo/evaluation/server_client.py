@@ -1,9 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that is an OpenAI-compatible server, asked with one request a completion.
+"""The engine for an OpenAI-compatible server, with one request per completion.
 
-Conversations go to `/chat/completions`, plain prompts to `/completions`. After a refusal, or when the retries of one
-request are used up, no further request is made; the answers to those under way are still handed over.
+Conversations are sent to `/chat/completions`, and plain prompts to `/completions`. If the server refuses a request, or
+if a request fails after all retries, no further request is sent. Responses to requests that were sent before are still
+used.
 """
 
 import json
@@ -26,16 +27,18 @@ from .jobs import GeneratedCompletion, Job, OnCompletion, SamplingSettings
 
 
 logger = logging.getLogger(__name__)
-logging.getLogger("httpx2").addFilter(lambda record: record.levelno > logging.INFO)  # it has a line for each request
+logging.getLogger("httpx2").addFilter(
+    lambda record: record.levelno > logging.INFO
+)  # it would log a line for each request
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 
-_FIRST_DELAY = 0.5  # seconds before the first retry; doubled from one to the next
+_FIRST_DELAY = 0.5  # seconds before the first retry; doubled with each further retry
 _LONGEST_DELAY = 60.0
 _RETRIED_STATUSES = {408, 425, 429, *range(500, 600)}
 _QUOTED_CHARACTERS = 300
-_REASONING_FIELDS = ("reasoning_content", "reasoning")  # where vLLM's reasoning parsers put it, by release
-_jitter = random.Random()  # its own: the program's random numbers are not ours to draw
+_REASONING_FIELDS = ("reasoning_content", "reasoning")  # names of the field in different releases of vLLM
+_jitter = random.Random()  # a separate generator, so that the program's random numbers do not change
 
 
 def generate_with_server(
@@ -50,7 +53,12 @@ def generate_with_server(
     request_timeout: float,
     num_retries: int,
 ) -> None:
-    """Raises `ConnectionError` if the server cannot be reached, keeps failing, or refuses a request."""
+    """
+    Sample completions with a server.
+
+    Raises:
+        ConnectionError: If the server cannot be reached, fails repeatedly, or refuses a request.
+    """
     server = _Server(base_url, str(model), sampling, request_timeout, num_retries, chat_template_kwargs)
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
@@ -61,15 +69,16 @@ def generate_with_server(
         try:
             while not server.is_given_up.is_set():
                 job = todo.get_nowait()
-                # Handed over by the thread that asked: whatever ends the process costs at most what is under way.
-                on_completion(job, server.ask(job))
+                # Each thread passes on its completions itself, so that only unfinished ones are lost if the process
+                # ends.
+                on_completion(job, server.request(job))
         except queue.Empty:
             pass
         except BaseException as error:
             failures.append(error)
             server.is_given_up.set()
 
-    # Not an executor's threads: Python would wait for them after Ctrl-C, for as long as a request takes.
+    # Not a `ThreadPoolExecutor`: after Ctrl-C Python would wait for its threads, as long as a request takes.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(jobs)))]
     try:
         for thread in threads:
@@ -83,17 +92,21 @@ def generate_with_server(
 
 
 def _proxy_of(url: str) -> str | None:
-    """Return the environment's proxy for an address. Entries for other addresses may be unreadable."""
+    """
+    Return the proxy that the environment sets for an address.
+
+    Only this entry is read, because entries for other addresses may be invalid.
+    """
     address = urlsplit(url)
     return None if urllib.request.proxy_bypass(address.netloc) else urllib.request.getproxies().get(address.scheme)
 
 
 class _Transient(Exception):
-    """A failure that the same request may not meet again."""
+    """A failure that may be temporary."""
 
 
 class _Server:
-    """Makes the requests, and makes them again."""
+    """Sends requests to a server, and repeats those that fail."""
 
     def __init__(
         self,
@@ -105,26 +118,27 @@ class _Server:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._address = base_url.rstrip("/")
-        self.base_url = without_secrets(self._address)  # in messages
+        self.base_url = without_secrets(self._address)  # for messages
         self.is_given_up = threading.Event()
         self._num_retries = num_retries
-        self._first_of_reasoning = threading.Lock()  # taken by the thread that warns, and kept
+        self._has_warned_of_reasoning = threading.Lock()  # acquired by the thread that warns, and never released
         self._fields: dict[str, Any] = {
             "model": model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_completion_length,
         }
-        # Not OpenAI's own, which refuse what they do not know.
+        # Only sent if they are set, because OpenAI's own servers refuse unknown fields.
         others = {"top_k": sampling.top_k, "min_p": sampling.min_p, "chat_template_kwargs": chat_template_kwargs}
         self._fields |= {name: value for name, value in others.items() if value}
-        # Each request has a connection of its own: what a server closes while it rests would cost a try.
+        # Each request has its own connection. A server might close an idle one, which would cost a retry.
         headers = {"Content-Type": "application/json", "Connection": "close"}
         self._api_key = api_key = os.environ.get(API_KEY_VARIABLE, "").strip()
         if api_key:
             if not (api_key.isascii() and api_key.isprintable()):
                 raise ValueError(
-                    f"{API_KEY_VARIABLE} in the environment is not an API key: it contains unusual characters."
+                    f"The environment variable {API_KEY_VARIABLE} is not an API key: it contains characters that are "
+                    "not printable ASCII. Correct or unset it."
                 )
             headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx2.Client(
@@ -140,8 +154,8 @@ class _Server:
         self.is_given_up.set()
         self._client.close()
 
-    def ask(self, job: Job) -> GeneratedCompletion:
-        """The completion of one job, retries included."""
+    def request(self, job: Job) -> GeneratedCompletion:
+        """Return the completion of a job. Failed requests are repeated."""
         is_plain = isinstance(job.prompt, str)
         path = "/completions" if is_plain else "/chat/completions"
         fields = {**self._fields, "prompt" if is_plain else "messages": job.prompt, "seed": job.seed}
@@ -150,48 +164,49 @@ class _Server:
             try:
                 return self._post(path, fields)
             except _Transient as error:
-                # Jitter keeps the threads that failed together from coming back together.
+                # With random delays, threads that failed at the same time do not try again at the same time.
                 if num_left == 0 or self.is_given_up.wait(delay * _jitter.uniform(0.5, 1.0)):
-                    tries = f"asked {self._num_retries + 1} times"
-                    raise ConnectionError(f"{self.base_url} does not answer ({tries}): {error}.") from error.__cause__
+                    raise ConnectionError(
+                        f"{self.base_url} did not return a completion in {self._num_retries + 1} attempts: {error}."
+                    ) from error.__cause__
             delay, num_left = min(2 * delay, _LONGEST_DELAY), num_left - 1
 
     def _post(self, path: str, fields: dict[str, Any]) -> GeneratedCompletion:
         url = self.base_url + path
         try:
-            # ASCII: a prompt may hold lone surrogates.
+            # JSON is ASCII by default, so that a prompt may contain lone surrogates.
             response = self._client.post(self._address + path, content=json.dumps(fields))
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _Transient(str(error).rstrip(".") or type(error).__name__) from error
-        text = response.content.decode("utf-8", "replace")  # whatever charset was declared
-        said = f"{response.status_code} {response.reason_phrase}"
-        # Some servers say again what they were sent.
+        text = response.content.decode("utf-8", "replace")  # JSON is UTF-8, whatever the header says
+        status = f"{response.status_code} {response.reason_phrase}"
+        # Some servers repeat the request in their response.
         quoted = without_secrets(text.replace(self._api_key or LEFT_OUT, LEFT_OUT))[:_QUOTED_CHARACTERS]
         if response.status_code in _RETRIED_STATUSES:
-            raise _Transient(f"{said}: {quoted}")
+            raise _Transient(f"{status}: {quoted}")
         if response.status_code != 200:
-            hint = " Does the address of the server end in /v1?" if response.status_code == 404 else ""
-            raise ConnectionError(f"{url} refuses a request with {said}: {quoted}.{hint}")
+            hint = " Check that the address of the server ends in /v1." if response.status_code == 404 else ""
+            raise ConnectionError(f"{url} refused a request with {status}: {quoted}.{hint}")
         try:
             return self._read(json.loads(text))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _Transient(f"{url} sent something that is not a completion: {quoted}") from error
 
-    def _read(self, answer: Any) -> GeneratedCompletion:
-        choice = answer["choices"][0]
+    def _read(self, response: Any) -> GeneratedCompletion:
+        choice = response["choices"][0]
         message = choice.get("message")
         text = choice["text"] if message is None else content_text(message.get("content"))
         if not isinstance(text, str):
-            raise TypeError(f"a completion is text, not {type(text).__name__}")
+            raise TypeError(f"a completion must be text, not {type(text).__name__}")
         reasoned = not text.strip() and message is not None and any(message.get(field) for field in _REASONING_FIELDS)
-        if reasoned and self._first_of_reasoning.acquire(blocking=False):
+        if reasoned and self._has_warned_of_reasoning.acquire(blocking=False):
             logger.warning(
-                f"{self.base_url} answers with empty text and has put what the model wrote into `reasoning_content`, "
-                "which is not scored: such a completion counts as wrong. Start the server without a reasoning parser "
-                "(vLLM's `--reasoning-parser`), so that the whole completion is text; where completions are cut off "
-                f"while they reason, also raise `max_completion_length`, which is {self._fields['max_tokens']}."
+                f"{self.base_url} returned an empty text, and put what the model wrote into `reasoning_content`. Only "
+                "the text is scored, so such a completion counts as incorrect. Start the server without a reasoning "
+                "parser (vLLM's `--reasoning-parser`). If completions are cut off before they end their reasoning, "
+                f"also raise `max_completion_length`, which is {self._fields['max_tokens']}."
             )
-        length = (answer.get("usage") or {}).get("completion_tokens")
+        length = (response.get("usage") or {}).get("completion_tokens")
         return GeneratedCompletion(
             text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length"
         )

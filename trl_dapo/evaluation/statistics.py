@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of an evaluation: one value a problem, and the mean over problems with its interval.
+"""Metrics of an evaluation: one value per problem, and the mean over problems with its interval.
 
-The unit is the problem, not the completion: k completions of one problem are far from independent, and an interval
-that took them for independent would be too narrow.
+The unit is the problem, not the completion. The k completions of a problem are far from independent, so an interval
+over completions would be too narrow.
 """
 
 from collections import Counter
@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-# P problems, K completions of one problem, S samples of problems, D distinct values, E those and two more.
+# Suffixes: P problems, K completions of one problem, S samples of problems, D distinct values, E these and two more.
 
-_EQUAL = 1e-12  # values that differ by no more than this are rounded differently
-_STEEPEST, _HALVINGS = 1e9, 70  # of the slopes
-_UNSEEN = 2  # problems that turn from incorrect to correct or back, whatever was seen of a difference
+_EQUAL = 1e-12  # values that differ by at most this differ only by rounding
+_STEEPEST, _HALVINGS = 1e9, 70  # largest slope, and steps of bisection
+_UNSEEN = 2  # unseen problems that may differ by 1 in either direction, however small the observed differences are
 
 
 class Estimate(NamedTuple):
-    """A mean over problems with its 95 % interval."""
+    """A mean over problems with its 95% interval."""
 
     mean: float
     low: float
@@ -30,39 +30,53 @@ class Estimate(NamedTuple):
 
 
 def avg_at_k(correct: ArrayLike) -> np.ndarray:
-    """Share of correct completions of each problem, from verdicts of shape (P, K)."""
+    """Return the share of correct completions of each problem, from verdicts of shape (P, K)."""
     return _verdicts(correct).mean(axis=1)
 
 
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
-    """Probability that one of `k` completions is correct, of verdicts (P, K), by equation 1 of arXiv 2107.03374."""
+    """
+    Return the probability that at least one of `k` completions of each problem is correct.
+
+    The verdicts have the shape (P, K). The estimate is equation 1 of arXiv 2107.03374.
+    """
     correct_PK = _verdicts(correct)
     num_completions = correct_PK.shape[1]
     if not 1 <= k <= num_completions:
-        raise ValueError(f"pass@{k} needs k from 1 to the {num_completions} completions of a problem.")
+        raise ValueError(
+            f"pass@{k} cannot be computed: k must be between 1 and the number of completions per problem, "
+            f"{num_completions}."
+        )
     return _pass_at(correct_PK.sum(axis=1), np.full(len(correct_PK), num_completions), k)
 
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
-    """Whether each problem's most frequent answer is correct, of verdicts (P, K); ties share, `None` has no vote."""
+    """
+    Return for each problem whether its most frequent answer is correct, from verdicts of shape (P, K).
+
+    If several answers are most frequent, the value is the share of correct ones. `None` does not count as an answer.
+    """
     return np.array([_vote(*problem) for problem in zip(answers, _verdicts(correct), strict=True)])
 
 
 def count_problem(correct: Sequence[bool | None], answers: Sequence[str | None]) -> dict[str, Any]:
-    """The scored completions of a problem, in the form in which they are kept."""
+    """Return the counts of a problem's scored completions from which all metrics can be computed."""
     verdicts = [bool(verdict) for verdict in correct]
     return {"num_correct": sum(verdicts), "num_completions": len(verdicts), "maj": _vote(answers, verdicts)}
 
 
 def has_votes(is_stated: Sequence[bool], states_answers: bool) -> bool:
-    """Whether maj@k means anything: a scorer stated the answers, or most completions have one that anybody reads."""
+    """Return whether maj@k is meaningful: a scorer gave the answers, or most completions have one."""
     return states_answers or 2 * sum(is_stated) >= len(is_stated)
 
 
 def problem_figures(problems: Sequence[Mapping[str, Any]], k: int) -> dict[str, np.ndarray]:
-    """Every metric of an evaluation, one value a problem, from what [`count_problem`] counted."""
-    # A problem that the dataset lists repeatedly has a multiple of `k` completions. pass@j is there for each power of
-    # two below k and for k.
+    """
+    Return every metric of an evaluation with one value per problem, from the counts of [`count_problem`].
+
+    pass@j is computed for k and for each power of two below k. A problem that is in several rows of the dataset has a
+    multiple of k completions.
+    """
     names = ("num_correct", "num_completions", "maj")
     correct_P, completions_P, maj_P = (np.array([problem[name] for problem in problems]) for name in names)
     tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]
@@ -75,25 +89,47 @@ def problem_figures(problems: Sequence[Mapping[str, Any]], k: int) -> dict[str, 
 
 def estimate_mean(values: ArrayLike, ends: tuple[float, float] = (0.0, 1.0)) -> Estimate:
     """
-    Mean over problems, whose values lie between `ends`, with a 95 % interval that is never without width;
-    docs/evaluation.md has how often it holds. Raises `ValueError` if there is no value, or one beyond `ends`.
+    Return the mean over problems with a 95% interval, which always has a width.
+
+    docs/evaluation.md shows how often the interval contains the true mean.
+
+    Args:
+        values (`ArrayLike`):
+            One value per problem.
+        ends (`tuple[float, float]`, *optional*, defaults to `(0.0, 1.0)`):
+            Smallest and largest possible value.
+
+    Raises:
+        ValueError: If there is no value, or one that is not between `ends`.
     """
     values_P = np.asarray(values, dtype=np.float64)
     if values_P.size == 0:
         raise ValueError("There is no problem to take a mean over.")
     if not ((values_P >= ends[0]) & (values_P <= ends[1])).all():
-        raise ValueError(f"The values must lie between {ends[0]:g} and {ends[1]:g}.")
+        raise ValueError(
+            f"The values must be between {ends[0]:g} and {ends[1]:g}, got {values_P.min():g} to {values_P.max():g}."
+        )
     values_D, counts_D = np.unique(values_P, return_counts=True)
     (low,), (high,) = interval_of_means(values_D, counts_D[None], ends).tolist()
     return Estimate(float(values_P.mean()), low, high)
 
 
 def interval_of_means(values_D: np.ndarray, counts_SD: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
-    """Both bounds, of shape (2, S), of S samples' means, from how often each value is in each of them."""
-    # A mean is in the interval if it is not refuted by the sample as distribution, tilted (each value's share times
-    # exp(slope * value)) until it has that mean: by the score, whose variance is the tilted one, or by the likelihood
-    # ratio. For problems that are solved or not, the score's interval is Wilson's. Half a problem is added on either
-    # side.
+    """
+    Return the bounds of the means of S samples, with shape (2, S).
+
+    Args:
+        values_D (`np.ndarray`):
+            The distinct values.
+        counts_SD (`np.ndarray`):
+            How often each value is in each sample.
+        ends (`tuple[float, float]`):
+            Smallest and largest possible value.
+    """
+    # The sample's distribution is tilted until it has a given mean: the share of each value is multiplied by
+    # exp(slope * value). The mean is in the interval if the score test, with the variance of the tilted distribution,
+    # or the likelihood ratio test does not reject it. If every problem is either solved or not, the interval of the
+    # score test is Wilson's. Half a problem is added on either side.
     num_S1 = counts_SD.sum(axis=1, keepdims=True)
     mean_S1 = counts_SD @ values_D[:, None] / num_S1
     points_SD = values_D - mean_S1
@@ -116,20 +152,20 @@ def interval_of_means(values_D: np.ndarray, counts_SD: np.ndarray, ends: tuple[f
         return (sides * means <= 0) | by_score | by_likelihood
 
     sides = np.array([-1, 1])[:, None, None]
-    # Student's t by Cornish and Fisher's expansion: within 1 % from five degrees of freedom.
+    # Quantile of Student's t distribution by the Cornish-Fisher expansion, exact to 1% from five degrees of freedom.
     z, freedom_S1 = 1.959964, np.maximum(num_S1 - 1, 2)
     t_S1 = z + (z**3 + z) / (4 * freedom_S1) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom_S1**2)
     limit_S1 = t_S1**2 / num_S1
     likeliest_S1 = tilted(_largest(lambda slopes: tilted(slopes)[0] < 0, -_STEEPEST, num_S1.shape))[2]
     offsets = tilted(sides * _largest(holds, 0.0, (2, *num_S1.shape)))[0]
-    # If differences are small in all observed problems, a few unseen problems may still differ the other way.
+    # Even if the differences of all observed problems are small, a few unseen problems may differ by much.
     least_S1 = -_UNSEEN * min(ends[0], 0.0) / num_S1
     return np.clip(mean_S1 + sides * np.maximum(sides * offsets, least_S1), *ends)[:, :, 0]
 
 
 def _reach(points_SD: np.ndarray, counts_SD: np.ndarray, ends_S2: np.ndarray) -> np.ndarray:
-    """Return how far from the mean an unseen problem may be, on either side."""
-    # No further than the farthest that was seen, if many problems vary alike. If all agree, it may be anywhere.
+    """Return the largest distance of an unseen problem from the mean, on either side."""
+    # If many problems vary similarly, it is the largest observed distance. If all are equal, it may be anywhere.
     farthest_S1 = np.abs(points_SD * (counts_SD > 0)).max(axis=1, keepdims=True)
     second_S1, fourth_S1 = ((counts_SD * points_SD**power).sum(axis=1, keepdims=True) for power in (2, 4))
     num_varying_S1 = np.divide(second_S1**2, fourth_S1, out=np.zeros_like(second_S1), where=fourth_S1 > 0)
@@ -138,7 +174,7 @@ def _reach(points_SD: np.ndarray, counts_SD: np.ndarray, ends_S2: np.ndarray) ->
 
 
 def _largest(holds: Callable[[np.ndarray], np.ndarray], least: float, shape: tuple[int, ...]) -> np.ndarray:
-    """The largest slope for which it holds, by bisection."""
+    """Return the largest slope for which a condition holds, by bisection."""
     low, high = np.full(shape, least), np.full(shape, _STEEPEST)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -148,7 +184,7 @@ def _largest(holds: Callable[[np.ndarray], np.ndarray], least: float, shape: tup
 
 
 def _pass_at(correct_P: np.ndarray, completions_P: np.ndarray, k: int) -> np.ndarray:
-    """pass@k from counts: C(K - c, k) / C(K, k) is the product of 1 - c / i over the k numbers i up to K."""
+    """Return pass@k from counts. C(K - c, k) / C(K, k) is the product of 1 - c / i over the k numbers i up to K."""
     failing_Pk = 1 - correct_P[:, None] / (completions_P[:, None] - np.arange(k))
     return 1 - failing_Pk.clip(min=0).prod(axis=1)
 
@@ -161,12 +197,13 @@ def _verdicts(correct: ArrayLike) -> np.ndarray:
 
 
 def _vote(answers: Sequence[str | None], correct_K: Iterable[bool]) -> float:
-    """Expected verdict of one problem's majority."""
+    """Return the expected verdict on the most frequent answer of a problem."""
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0
     winning = max(votes.values())
-    # A symbolic scorer may give one answer several verdicts (one spelling, killed once): its share counts.
+    # A symbolic scorer may judge equal answers differently, for instance if it was killed once. Then the share of
+    # correct ones counts.
     num_correct = Counter(answer for answer, is_correct in zip(answers, correct_K, strict=True) if is_correct)
     tied = [num_correct[answer] / winning for answer, num_votes in votes.items() if num_votes == winning]
     return sum(tied) / len(tied)

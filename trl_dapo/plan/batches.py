@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..models import ModelShape
-from ..settings.batch_sizes import count_microbatches, describe_batches, describe_torn_group, size_batches
+from ..settings.batch_sizes import count_microbatches, describe_batches, describe_split_group, size_batches
 from .memory import VLLM_WORK, vllm_cache_tokens
 from .recipe import GPUS_PER_MACHINE, Recipe, declared_fields
 
@@ -31,7 +31,7 @@ class Batches:
         steps = count_microbatches(settings, processes)
         batch = rows * processes * steps
         if batch % settings.num_generations:
-            raise ValueError(describe_torn_group(settings, steps, processes, settings.generation_batch_size))
+            raise ValueError(describe_split_group(settings, steps, processes, settings.generation_batch_size))
         accumulated = {"gradient_accumulation_steps": settings.gradient_accumulation_steps}
         return accumulated | {"steps_per_generation": steps, "generation_batch_size": batch}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..models import ModelShape
 from ..number_format import format_bytes
-from ..settings.arguments import answer_within
+from ..settings.arguments import call_within
 from .batches import VLLM, Batches
 from .memory import VLLM_ASLEEP
 from .recipe import Recipe, read
@@ -257,4 +257,4 @@ def _from_hub(name: str, revision: str | None) -> str | None:
         return cached
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # retries outlast the deadline below, and would warn
     download = partial(hf_hub_download, name, "config.json", revision=revision, etag_timeout=HUB_SECONDS)
-    return answer_within(HUB_SECONDS, download)  # if it fails for any reason, the table may know the model
+    return call_within(HUB_SECONDS, download)  # if it fails for any reason, the table may know the model

@@ -249,8 +249,8 @@ def read(
     file, values = find_recipe(path), dict(declared_fields())
     fields = {name: value for name, value in _read_recipe(file).items() if name not in IGNORED}
     accelerate_config = accelerate_config or fields.pop("accelerate_config", None) or fields.pop("config_file", None)
-    for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
-        refuse_unknown_fields(said_by, given, values, OPTIONS)
+    for source, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
+        refuse_unknown_fields(source, given, values, OPTIONS)
         values |= read_values(given)
     settings = SimpleNamespace(**values)
     # Refuse what a run would refuse, and what a plan cannot calculate with.

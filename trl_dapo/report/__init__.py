@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a run, made from its files: one HTML page and its pictures."""
+"""The report of a run: an HTML page and pictures, made from the files of the run."""
 
 from .drawing import PANELS, Panel, plot_comparison, plot_panel, plot_run
 from .html import write_report

@@ -1,8 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of a report, panel by panel: one colour per run, one line style per metric.
+"""The pictures of a report: panels with one colour per run and one line style per metric.
 
-Lines are running means over a twentieth of the run, with the values faintly behind. A theme is "light" or "dark".
+Lines are running means over a twentieth of the run, drawn over the values themselves in a lighter colour. A theme is
+"light" or "dark".
 """
 
 import io
@@ -25,24 +26,24 @@ from ..sampling.drop_reasons import REASONS
 from .runs import is_number, series
 
 
-Points = tuple[list[int], list[float]]  # steps, or what else the horizontal axis is, and a value for each
+Points = tuple[list[int], list[float]]  # steps, or other positions on the horizontal axis, and a value for each
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture."""
+    """The description of a picture."""
 
     name: str  # of its file
     title: str
     unit: str  # of the vertical axis
-    metrics: dict[str, str]  # regular expressions of metrics, and how each is called in the legend, as in `re.sub`
+    metrics: dict[str, str]  # regular expressions of metrics, and their names in the legend, as in `re.sub`
     caption: str  # what to look for
     over: str = "step"  # the metric of the horizontal axis
-    bottom: float | None = 0.0  # where the vertical axis begins; `None` leaves it to the values
+    bottom: float | None = 0.0  # lower end of the vertical axis; `None` means that it depends on the values
     top: float | None = None
 
     def find(self, log_history: list[dict]) -> dict[str, Points]:
-        """Points by name in the legend; empty if nothing of it was logged."""
+        """Return the points of each line by its name in the legend. Lines that were not logged are left out."""
         if self is OUTCOMES:
             return _shares(log_history)
         if self is INFORMATIVE:
@@ -61,20 +62,20 @@ REWARD = Panel(
     name="reward",
     title="Reward",
     unit="mean reward",
-    metrics={"reward": "all that was sampled", "filtered_reward": "what the filter kept"},
-    caption="The solid line should rise; it counts what was dropped, so the filter does not flatter it. The screen "
-    "and the pass-rate memory sample less of prompts that are always or never solved: to compare runs, look at "
-    "correct completions or at evaluations instead.",
+    metrics={"reward": "all sampled groups", "filtered_reward": "accepted groups"},
+    caption="The solid line should rise. It includes dropped groups, so the filter does not make it look better. The "
+    "screen and the pass-rate memory sample fewer completions of prompts that are always or never solved, which "
+    "changes the mean. To compare runs, look at correct completions or at evaluations instead.",
     bottom=None,
 )
 REWARD_BY_TOKENS = Panel(
     name="reward_by_tokens",
     title="Reward for the same tokens",
     unit="mean reward",
-    metrics={"reward": "all that was sampled"},
-    caption="The same rewards over what sampling cost. TRL counts the tokens of every completion and of its prompt. "
-    "A run that leaves out prompts which are always solved, by the screen or the pass-rate memory, has a lower reward "
-    "for that alone.",
+    metrics={"reward": "all sampled groups"},
+    caption="The same rewards over the number of sampled tokens. TRL counts the tokens of every completion and of its "
+    "prompt. A run with the screen or the pass-rate memory samples fewer completions of prompts that are always "
+    "solved, and has a lower mean reward for this reason alone.",
     over="num_tokens",
     bottom=None,
 )
@@ -83,7 +84,8 @@ ACCURACY = Panel(
     title="Correct completions",
     unit="share of completions",
     metrics={"task_accuracy": "training prompts"},
-    caption="Each prompt counts once, dropped groups included, so that runs which sample differently can be compared.",
+    caption="Each prompt counts once, and dropped groups are included. So runs that sample differently can be "
+    "compared.",
     top=1.0,
 )
 ACCURACY_BY_TOKENS = Panel(
@@ -91,8 +93,8 @@ ACCURACY_BY_TOKENS = Panel(
     title="Correct completions for the same tokens",
     unit="share of completions",
     metrics={"task_accuracy": "training prompts"},
-    caption="The higher line learns more from what was sampled. TRL counts the tokens of every completion and of its "
-    "prompt.",
+    caption="The run with the higher line learns more from the same number of sampled tokens. TRL counts the tokens "
+    "of every completion and of its prompt.",
     over="num_tokens",
     top=1.0,
 )
@@ -101,24 +103,25 @@ INFORMATIVE = Panel(
     title="Informative groups in a batch",
     unit="share of the groups",
     metrics={"dynamic_sampling/groups_trained": "informative"},
-    caption="Only groups whose rewards differ have a gradient. GRPOTrainer trains on whatever it sampled; DAPOTrainer "
-    "replaces the others, so that its line is at 1 if every batch was full.",
+    caption="Only groups whose rewards differ have a gradient. GRPOTrainer trains on all sampled groups. DAPOTrainer "
+    "replaces the uninformative ones, so its line is at 1 if every batch was full.",
     top=1.05,
 )
 ACCEPTANCE = Panel(
     name="acceptance",
     title="Acceptance rate",
-    unit="share of groups sampled",
+    unit="share of sampled groups",
     metrics={"dynamic_sampling/acceptance_rate": "accepted"},
-    caption="If it falls, fewer groups train, or a step costs more. The next picture shows why groups are dropped.",
+    caption="If it falls, a step trains on fewer groups or costs more. The next picture shows why groups are dropped.",
     top=1.0,
 )
 OUTCOMES = Panel(
     name="outcomes",
-    title="What became of the groups sampled",
-    unit="share of groups sampled",
+    title="Outcomes of sampled groups",
+    unit="share of sampled groups",
     metrics={f"dynamic_sampling/dropped/{reason}": reason for reason in REASONS},
-    caption="If all_correct grows, prompts become too easy; all_wrong: too hard; masked: completions are cut off.",
+    caption="If all_correct grows, the prompts become too easy for the model. If all_wrong is large, they are too "
+    "hard. If masked is large, too many completions are cut off.",
     top=1.0,
 )
 LENGTH = Panel(
@@ -126,51 +129,56 @@ LENGTH = Panel(
     title="Completion length",
     unit="tokens",
     metrics={"completions/mean_length": "mean", "completions/max_length": "longest"},
-    caption="A mean up to the limit without more reward is padding; one that collapses has found a short cut.",
+    caption="If the mean length grows to the limit without more reward, the model only writes more. If it collapses, "
+    "the model has found a way to get the reward without reasoning.",
 )
 ENTROPY = Panel(
     name="entropy",
     title="Entropy",
-    unit="nats a token",
+    unit="nats per token",
     metrics={"entropy": "policy"},
-    caption="It may fall slowly; a plunge to zero means that all completions of a prompt become one and the same.",
+    caption="It may fall slowly. If it suddenly falls to zero, all completions of a prompt become the same.",
 )
 TIMELINE = Panel(
     name="timeline",
     title="Time spent in the last rollouts",
     unit="seconds",
     metrics={
-        "timeline/update_seconds": "updates of the last one",
+        "timeline/update_seconds": "updates of the previous rollout",
         "timeline/other_seconds": "evaluations and checkpoints",
         "timeline/sampling_seconds": "sampling",
         "timeline/rewards_seconds": "rewards",
         "timeline/wait_seconds": "the trainer's wait for the server",
         "timeline/idle_seconds": "the server's wait for the trainer",
     },
-    caption="Updates of the rollout before, then sampling and rewards. With a server, the server is above "
-    "and the trainer below: if the trainer waits, more GPUs should sample; if the server idles, more should train.",
+    caption="Updates of the previous rollout, then sampling and rewards. With a server, the upper bar is the server "
+    "and the lower bar the trainer. If the trainer waits for long, use more GPUs to sample. If the server waits for "
+    "long, use more GPUs to train.",
 )
 IN_FLIGHT = Panel(
     name="in_flight",
     title="Groups in flight",
     unit="groups",
-    metrics={"overlap/in_flight": "asked for", "overlap/waited_for": "waited for", "overlap/overflow": "too many"},
-    caption="What the server samples for later rollouts, what was waited for, and what no rollout had room for.",
+    metrics={"overlap/in_flight": "requested", "overlap/waited_for": "waited for", "overlap/overflow": "surplus"},
+    caption="Groups that the server samples for later rollouts, groups that the trainer waited for, and accepted "
+    "groups that no batch had room for.",
 )
 REWARDS = Panel(
     name="rewards",
     title="Reward by function",
     unit="mean reward",
     metrics={"rewards/(.*)/mean": r"\1"},
-    caption="Before filter and weights. If one rises and the one that matters does not, their sum hides it.",
+    caption="Rewards before the filter and without weights. Check that the reward that matters rises: the sum may "
+    "rise because of another one.",
     bottom=None,
 )
 SOURCES = Panel(
     name="sources",
     title="Acceptance rate by source",
-    unit="share of groups sampled",
+    unit="share of sampled groups",
     metrics={},
-    caption="At zero a source has nothing left to teach, or is beyond the model: the share right below says which.",
+    caption="At zero, the prompts of a source are either all solved or too hard for the model. The share of correct "
+    "completions in the table below says which.",
     top=1.0,
 )
 PANELS = (
@@ -180,7 +188,8 @@ PANELS = (
         title="Evaluation during training",
         unit="share of problems",
         metrics={r"eval_avg@\d+": "avg@k", r"eval_pass@\d+": "pass@k", r"eval_maj@\d+": "maj@k"},
-        caption="Reward that rises while this stands still is learned by heart, or got by a fault of the reward.",
+        caption="If the reward rises but this does not, the model memorizes the training prompts, or exploits a flaw "
+        "of the reward.",
     ),
     ACCEPTANCE,
     OUTCOMES,
@@ -189,7 +198,7 @@ PANELS = (
         title="Tokens generated and trained",
         unit="tokens per rollout batch",
         metrics={"dynamic_sampling/tokens_generated": "generated", "dynamic_sampling/tokens_trained": "trained"},
-        caption="The gap between the lines is the price of dynamic sampling.",
+        caption="The gap between the lines is the cost of dynamic sampling.",
     ),
     ENTROPY,
     LENGTH,
@@ -202,13 +211,14 @@ PANELS = (
         title="Reward in evaluations during training",
         unit="mean reward",
         metrics={"eval_reward": "evaluation prompts"},
-        caption="Sampled without a filter on prompts that are not trained on: it should rise with the reward above.",
+        caption="Mean reward on prompts that are not trained on, without dynamic sampling. It should rise with the "
+        "reward in training.",
         bottom=None,
     ),
     Panel(
         name="rounds",
         title="Rounds of generation",
-        unit="rounds a rollout batch",
+        unit="rounds per rollout batch",
         metrics={"dynamic_sampling/rounds": "rounds"},
         caption="Each round waits for its longest completion.",
     ),
@@ -217,8 +227,8 @@ PANELS = (
         title="Completions cut off",
         unit="share of completions",
         metrics={"completions/clipped_ratio": "cut off by max_completion_length"},
-        caption="Above a few percent, correct completions are lost: raise max_completion_length, or punish length "
-        "softly.",
+        caption="Above a few percent, completions are lost that would have been correct. Raise max_completion_length, "
+        "or set overlong_buffer_length.",
     ),
     Panel(
         name="clipping",
@@ -229,67 +239,71 @@ PANELS = (
             "clip_ratio/low_mean": "at the lower clip",
             "clip_ratio/dual_mean": "at the dual clip",
         },
-        caption="All zero with one step a rollout and no carried rows; where a share climbs, steps are too large.",
+        caption="All shares are zero with one optimizer step per rollout and no carried groups. If a share rises, "
+        "steps are too large.",
     ),
     Panel(
         name="gradient",
         title="Gradient norm",
         unit="norm before clipping",
         metrics={"grad_norm": "norm"},
-        caption="Spikes that come before a drop in reward ask for a lower learning rate.",
+        caption="If spikes are followed by a drop in reward, lower the learning rate.",
     ),
     Panel(
         name="passes",
         title="Micro-batches",
-        unit="of an optimizer step, on each process",
+        unit="per optimizer step and process",
         metrics={"microbatches": "micro-batches"},
-        caption="Under FSDP and ZeRO-3 each one gathers all weights: a larger max_tokens_per_microbatch makes fewer.",
+        caption="Under FSDP and ZeRO-3 every micro-batch gathers all weights. A larger max_tokens_per_microbatch "
+        "gives fewer micro-batches.",
     ),
     Panel(
         name="peak_tokens",
         title="Largest micro-batch",
         unit="tokens, padding included",
         metrics={"peak_microbatch_tokens": "on any process"},
-        caption="It decides the peak of memory; above max_tokens_per_microbatch it is one row that is longer.",
+        caption="It decides the peak of GPU memory. It exceeds max_tokens_per_microbatch only if a single row is "
+        "longer.",
     ),
     TIMELINE,
     IN_FLIGHT,
 )
 OF_SEVERAL_RUNS = (ACCURACY_BY_TOKENS, REWARD_BY_TOKENS)  # only drawn if at least two runs logged them
-COMPARED = (ACCURACY_BY_TOKENS, INFORMATIVE)  # the first to look at if there are several runs
-# Areas and bars cannot lie over one another: a picture for each run.
+COMPARED = (ACCURACY_BY_TOKENS, INFORMATIVE)  # shown first if there are several runs
+# Areas and bars would cover one another, so there is a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
-BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a picture for each run: see `plot_named`
-# Okabe and Ito's colours, which the colour-blind can tell apart, as far as they are visible on white and on black.
+BY_NAME = (REWARDS, SOURCES)  # with a line for each reward function or source; see `plot_named`
+# Those of Okabe and Ito's colours for colour-blind readers that are visible on white and on black.
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Tol's muted colours, for what does not stand for a run.
+# Tol's muted colours, which do not represent runs.
 OUTCOME_COLOURS = {"accepted": "#44AA99", "all_correct": "#DDCC77", "all_wrong": "#882255", "constant": "#BBBBBB"}
 OUTCOME_COLOURS |= {"outside_band": "#88CCEE", "unscored": "#AA4499", "masked": "#999933"}
 # For reward functions, and for the sources of prompts, the largest first.
 NAME_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
-# Colours of what the trainer and a server do.
+# Colours of the activities of the trainer and of a server.
 TIMELINE_COLOURS = {"update": "#88CCEE", "other": "#999933", "sampling": "#44AA99", "wait": "#CC6677"}
 TIMELINE_COLOURS |= {"rewards": "#DDCC77", "idle": "#BBBBBB"}
-# What is done one after the other: where the trainer samples itself, and where a server does.
+# Activities in their order: of a trainer that samples itself, and of a server and a trainer that run in parallel.
 TRAINER_LANE = ("update", "other", "sampling", "rewards")
 SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
 NUM_ROLLOUTS = 8  # in the timeline
-LINE_STYLES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))  # as matplotlib names them, or dashes
+LINE_STYLES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))  # names or dash patterns of matplotlib
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
 GRID = {"light": "#e6e9ed", "dark": "#232a33"}
-OPAQUE: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none"}  # a legend over what is drawn
+# For a legend that covers a part of the picture.
+OPAQUE: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none"}
 MAX_POINTS = 600  # of a line
 AXES = {"step": "optimizer step", "num_tokens": "tokens sampled so far, prompts included"}
-SIZE = (4.8, 3.0)  # inches; at 100 pixels an inch two stand side by side on a page of 1000 pixels
+SIZE = (4.8, 3.0)  # inches; at 100 pixels per inch two of them fit next to each other on a page of 1000 pixels
 
 
 def plot_panel(
     panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str], title: str = "", theme: str = "light"
 ) -> Figure:
-    """Draws one of `PANELS` for one or several runs, which have a log and a name each."""
+    """Draw one of `PANELS` for one or several runs."""
     with _style(theme):
         if panel in ONE_RUN_EACH:
             shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
@@ -307,7 +321,7 @@ def plot_panel(
 def plot_named(
     panel: Panel, by_name: Sequence[dict[str, Points]], labels: Sequence[str], title: str = "", theme: str = "light"
 ) -> Figure:
-    """A line for each reward function or source, the first 8, in a picture for each run that has any."""
+    """Draw a line for each of the first 8 reward functions or sources, in a picture for each run that has any."""
 
     def draw(place: Axes, i: int) -> None:
         for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
@@ -322,7 +336,7 @@ def plot_named(
 
 
 def _one_for_each(shown: list[int], labels: Sequence[str], draw: Callable[[Axes, int], None]) -> Figure:
-    """A picture with a place for each of some runs, two in a row."""
+    """Draw a picture with a panel for each of some runs, two next to each other."""
     figure, places = _places(len(shown), min(len(shown), 2), SIZE, sharey=True)
     for place, i in zip(places, shown, strict=True):
         draw(place, i)
@@ -332,7 +346,7 @@ def _one_for_each(shown: list[int], labels: Sequence[str], draw: Callable[[Axes,
 
 
 def _places(number: int, num_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
-    """Make a picture with `num` panels, each of a size in inches."""
+    """Return a picture with `number` empty panels, each of a size in inches."""
     num_rows = -(-number // num_columns)
     figure = Figure(figsize=(size[0] * num_columns, size[1] * num_rows), layout="constrained")
     places = list(figure.subplots(num_rows, num_columns, squeeze=False, **options).flat)
@@ -344,7 +358,7 @@ def _places(number: int, num_columns: int, size: tuple[float, float], **options:
 def plot_runs(
     log_histories: Sequence[list[dict]], labels: Sequence[str], panels: Sequence[Panel] = PANELS, title: str = ""
 ) -> Figure:
-    """Several panels in one picture; a panel whose metrics were never logged says so."""
+    """Draw several panels in one picture. A panel whose metrics were never logged says so."""
     num_columns = 2 if len(panels) <= 4 else 3
     with _style("light"):
         figure, places = _places(len(panels), num_columns, (4.2, 2.9))
@@ -357,14 +371,14 @@ def plot_runs(
 
 
 def plot_comparison(log_histories: dict[str, list[dict]], path: str | os.PathLike, title: str = "") -> None:
-    """Draws the logs of several runs over each other, by their names: what they learned, from what, as a PNG."""
+    """Draw a comparison of several runs, whose logs are given by their names, and write it to a PNG file."""
     panels = (ACCURACY, ACCURACY_BY_TOKENS, INFORMATIVE, ENTROPY)
     figure = plot_runs(list(log_histories.values()), list(log_histories), panels, title)
     _write_png(figure, path)
 
 
 def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") -> None:
-    """Draws reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG."""
+    """Draw reward, acceptance rate, entropy and completion length of a run, and write the picture to a PNG file."""
     figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
     _write_png(figure, path)
 
@@ -375,22 +389,26 @@ def _write_png(figure: Figure, path: str | os.PathLike) -> None:
 
 
 def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
-    """A picture as the content of a file, which holds no date: the same log gives the same file."""
+    """Return a picture as the content of a file. It contains no date, so that the same log gives the same file."""
     buffer = io.BytesIO()
-    with _style(theme):  # ticks are made, and take their colours, only now
+    with _style(theme):  # ticks are created, and get their colours, only now
         figure.savefig(buffer, format=file_format, dpi=140, metadata={"Date": None} if file_format == "svg" else None)
     return buffer.getvalue()
 
 
 def smooth(values: list[float], window: int | None = None) -> list[float]:
-    """Running mean over the last `window` values, by default a twentieth of them; at the start over what is there."""
+    """
+    Return the running mean over the last `window` values.
+
+    The window is a twentieth of the values by default. At the beginning the mean is over the values so far.
+    """
     window = window or max(1, len(values) // 20)
     sums = np.convolve(values, np.ones(window))[: len(values)]
     return (sums / np.minimum(np.arange(1, len(values) + 1), window)).tolist()
 
 
 def thin(values: list) -> list:
-    """At most `MAX_POINTS` of them, evenly spaced, the last among them: more do not show."""
+    """Return at most `MAX_POINTS` of the values, at equal distances and with the last one. More are not visible."""
     return values[::-1][:: max(-(-len(values) // MAX_POINTS), 1)][::-1]
 
 
@@ -402,8 +420,8 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None
     for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
         for label, (steps, values) in panel.find(log_history).items():
             style = LINE_STYLES[list(panel.metrics.values()).index(label)]
-            if len(values) >= 40:  # else nothing is smoothed
-                raster = len(values) > MAX_POINTS  # drawn as pixels where a line would be megabytes
+            if len(values) >= 40:  # fewer values are not smoothed
+                raster = len(values) > MAX_POINTS  # as pixels, because a line of many points takes megabytes
                 axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.7, rasterized=raster)
             _draw_mean(axes, steps, values, color=colour, linestyle=style)
             drawn[label] = style
@@ -412,30 +430,34 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None
     if not drawn:
         _say_not_logged(axes)
     elif len(panel.metrics) > 1:
-        # With several runs, the colour in the legend would be that of only one.
+        # With several runs the legend has a neutral colour, because every run has its own.
         colour = RUN_COLOURS[0] if len(log_histories) == 1 else matplotlib.rcParams["text.color"]
         handles = [Line2D([], [], color=colour, linestyle=style) for style in drawn.values()]
-        # The best place takes seconds to find among many points.
+        # With many points matplotlib takes seconds to find the best place.
         axes.legend(handles, list(drawn), loc="best" if num_points <= 10 * MAX_POINTS else "upper right")
     _label(axes, panel)
     if len(seen) == 1:
-        axes.set_xticks([*seen])  # no parts of a step around it
+        axes.set_xticks([*seen])  # without this, there would be ticks at fractions of a step
 
 
 def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:
-    """Names the runs below the picture, where there are several: above it is the title."""
+    """Add the names of the runs below the picture if there are several."""
     if len(labels) > 1:
         handles = [Line2D([], [], color=colour, linewidth=3) for colour in RUN_COLOURS[: len(labels)]]
         figure.legend(handles, list(map(_shorten, labels)), loc="outside lower center", ncols=num_columns)
 
 
 def _draw_mean(axes: Axes, steps: list[int], values: list[float], **style: Any) -> None:
-    """The running mean of a line, of which a few points are marked."""
+    """Draw the running mean of values. If there are few, each point is marked."""
     axes.plot(thin(steps), thin(smooth(values)), marker="o" if len(values) < 15 else None, markersize=3, **style)
 
 
 def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
-    """A bar for each of the last rollouts, or two: what a server did, and below it what the trainer did meanwhile."""
+    """
+    Draw a bar for each of the last rollouts.
+
+    With a server there are two bars: the activities of the server, and below them those of the trainer.
+    """
     metrics = [f"timeline/{name}_seconds" for name in TRAINER_LANE]
     rollouts = [entry for entry in log_history if all(is_number(entry.get(metric)) for metric in metrics)]
     rollouts = rollouts[-NUM_ROLLOUTS:]
@@ -455,10 +477,10 @@ def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
         _say_not_logged(axes)
     axes.set_yticks(range(len(rollouts)), [str(entry["step"]) for entry in rollouts])
     axes.invert_yaxis()
-    axes.set(xlabel="seconds since the rollout before was complete", ylabel="optimizer step")
+    axes.set(xlabel="seconds since the previous rollout was complete", ylabel="optimizer step")
     phases = [name for name in TIMELINE_COLOURS if name in drawn]
     handles = [Line2D([], [], color=TIMELINE_COLOURS[name], linewidth=5) for name in phases]
-    # Above the bars, which may fill the whole width.
+    # The legend is above the bars, because they may fill the whole width.
     axes.legend(handles, phases, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(phases), columnspacing=1.2)
 
 
@@ -487,7 +509,7 @@ def _label(axes: Axes, panel: Panel) -> None:
 
 
 def _shorten(label: str) -> str:
-    # A label that begins with an underscore is none to matplotlib; a space before it is not seen.
+    # matplotlib ignores labels that begin with an underscore. The space before it is not visible.
     return " " + (label if len(label) <= 40 else f"{label[:18]}...{label[-18:]}")
 
 
@@ -518,23 +540,27 @@ def _style(theme: str) -> AbstractContextManager[None]:
 
 
 def _informative_shares(log_history: list[dict]) -> dict[str, Points]:
-    """Share of a batch's groups that have a gradient, as `DAPOTrainer` counts them and as `GRPOTrainer` does."""
+    """
+    Return the share of informative groups in a batch.
+
+    `DAPOTrainer` logs it as the number of trained groups. For `GRPOTrainer` it is 1 minus `frac_reward_zero_std`.
+    """
     points = []
     for entry in log_history:
         trained, missing = (entry.get(f"dynamic_sampling/{name}") for name in ("groups_trained", "shortfall"))
-        without = entry.get("frac_reward_zero_std")
+        uninformative = entry.get("frac_reward_zero_std")
         if is_number(trained) and is_number(missing):
             if trained + missing > 0:
                 points.append((entry["step"], trained / (trained + missing)))
-        elif is_number(without):
-            points.append((entry["step"], 1.0 - without))
+        elif is_number(uninformative):
+            points.append((entry["step"], 1.0 - uninformative))
     return {"informative": ([step for step, _ in points], [share for _, share in points])} if points else {}
 
 
 def _shares(log_history: list[dict]) -> dict[str, Points]:
-    """Share of the groups sampled that was accepted, and that was dropped for each reason that ever occurred."""
+    """Return the shares of sampled groups that were accepted, and that were dropped for each reason that occurred."""
     sampled = zip(*series(log_history, "dynamic_sampling/groups_generated"), strict=True)
-    total = {step: count for step, count in sampled if count > 0}  # carried groups may have filled a rollout
+    total = {step: count for step, count in sampled if count > 0}  # without those that carried groups have filled
     shares = {"accepted": np.ones(len(total))}
     prefix = "dynamic_sampling/dropped/"
     logged = (name.removeprefix(prefix) for entry in log_history for name in entry if name.startswith(prefix))

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs to one HTML page that stands alone. What a model wrote is shown, never obeyed."""
+"""Writes the report of runs, an HTML page that needs no other file. Text of a model is escaped, never interpreted."""
 
 import base64
 import json
@@ -42,31 +42,43 @@ PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
 NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
-MAX_CHARACTERS = 1200  # of a prompt or a completion; the answer is at its end, so both ends are kept
+MAX_CHARACTERS = 1200  # shown of a prompt or a completion; the middle is left out, because the answer is at the end
 COLUMNS = {
     "reward": "reward",
     "after\nthe filter": "filtered_reward",
     "correct": "accuracy",
     "informative\ngroups": "informative",
-    "acceptance": "acceptance",
-    "tokens generated\nper trained": "price",
-    "tokens,\nwith prompts": "tokens",
+    "accepted\ngroups": "acceptance",
+    "tokens generated\nper token trained": "price",
+    "tokens, prompts\nincluded": "tokens",
     "last evaluation": "evaluation",
 }
-# A panel, what it shows of each run, and what draws it with a title and in a theme.
+# A panel, its points of each run, and the function that draws it with a title and in a theme.
 Picture = tuple[Panel, list[dict[str, Points]], Callable[..., Figure]]
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
     """
-    Writes a page about the runs of one or several output folders, `report.html`, which needs no other file, and its
-    pictures as PNGs. `output_dir` defaults to `report` in the first run's folder. Returns the page. Raises
-    `FileNotFoundError` if a folder holds no log, `ValueError` for more runs than colours, or nothing to draw.
+    Write a report of one or several runs: the page `report.html`, which needs no other file, and its pictures as PNGs.
+
+    Args:
+        run_dirs (`Sequence[str | os.PathLike]`):
+            Output folders of the runs.
+        output_dir (`str` or `os.PathLike`, *optional*):
+            Folder to write to. Defaults to `report` in the folder of the first run.
+
+    Returns:
+        `Path`: The page.
+
+    Raises:
+        FileNotFoundError: If a folder contains no log.
+        ValueError: If there are more runs than colours, or nothing to draw.
     """
     runs = load_runs(run_dirs)
     if len(runs) > len(RUN_COLOURS):
         raise ValueError(
-            f"At most {len(RUN_COLOURS)} runs can be told apart by colour, got {len(runs)}. Report on fewer at a time."
+            f"A report can show at most {len(RUN_COLOURS)} runs, because that is the number of colours, got "
+            f"{len(runs)}. Name fewer runs."
         )
     histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
     shown = []
@@ -76,7 +88,10 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
         if sum(map(bool, by_run)) >= fewest:
             shown.append((panel, by_run))
     if not shown:
-        raise ValueError(f"The log of {' and '.join(map(str, run_dirs))} holds no figure that a report draws.")
+        raise ValueError(
+            f"The log of {' and '.join(map(str, run_dirs))} contains no metric that a report shows. Let the run log "
+            f"at least once."
+        )
     output_dir = Path(run_dirs[0], "report") if output_dir is None else Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     overview = _choose_overview([panel for panel, _ in shown], len(runs))
@@ -95,7 +110,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
 
 def _choose_overview(shown: list[Panel], num_runs: int) -> list[Panel]:
     if num_runs > 1:
-        # Outcomes of several runs do not fit into one small picture. First comes what is drawn to compare runs.
+        # Outcomes of several runs do not fit into one small picture. The panels that compare runs come first.
         shown = [panel for panel in shown if panel not in ONE_RUN_EACH]
         shown.sort(key=lambda panel: panel not in COMPARED)
     return shown[:NUM_OVERVIEW_PANELS]
@@ -125,11 +140,11 @@ def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
 
 
 def _summary(run: Run) -> dict[str, str | None]:
-    """One run's line in the table; `None` for what was not logged."""
+    """Return the row of a run in the table, with `None` for what was not logged."""
     log_history, step = run.log_history, f"step {run.last_step:,}"
     of = "" if run.max_steps is None else f" of {run.max_steps:,}"
     if not run.finished:
-        state = f"not finished: running or stopped at {step}{of}; {run.checkpoint or 'no checkpoint'} to resume from"
+        state = f"not finished: running, or stopped at {step}{of}; {run.checkpoint or 'no checkpoint'} to resume from"
     elif run.max_steps is not None and run.last_step < run.max_steps:
         state = f"finished early, at {step}{of}"
     else:
@@ -151,17 +166,17 @@ def _summary(run: Run) -> dict[str, str | None]:
 
 
 def _total(log_history: list[dict], metric: str) -> float:
-    """The sum of a metric over all rollouts, of entries that hold numbers."""
+    """Return the sum of a metric over all rollouts of log entries with numbers."""
     return total([e for e in log_history if is_number(e.get(metric)) and is_number(e.get(ROLLOUTS, 1.0))], metric)
 
 
 def _latest(points: Points | None, template: str) -> str | None:
-    """The end of the line in the picture: the mean over the last twentieth of the run."""
+    """Return the last value of the line in the picture, which is the mean over the last twentieth of the run."""
     return template.format(smooth(points[1])[-1]) if points and points[1] else None
 
 
 def _columns(summaries: list[dict[str, str | None]]) -> dict[str, str]:
-    """The columns of the table, by their titles: those of which something is known of any run."""
+    """Return the columns of the table by their titles, without those that are empty for all runs."""
     return {title: name for title, name in COLUMNS.items() if any(summary[name] is not None for summary in summaries)}
 
 
@@ -180,7 +195,11 @@ def _last_evaluation(log_history: list[dict]) -> str | None:
 
 
 def _settings(runs: list[Run]) -> list[dict[str, Any]]:
-    """Settings that any run changed: the default, and each run's value; first those in which the runs differ."""
+    """
+    Return the settings that any run changed, with the default and the value in each run.
+
+    Settings that differ between the runs come first.
+    """
     defaults = {name: setting["default"] for run in runs for name, setting in (run.settings or {}).items()}
     rows = []
     for name, default in sorted(defaults.items()):
@@ -198,14 +217,14 @@ def _as_set(value: Any) -> str:
 
 
 def _outcomes_of_runs(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
-    """The outcomes of groups, with each run's figures."""
+    """Return the outcomes of groups, with the figures of each run."""
     found = [{row["outcome"]: row for row in run.groups.outcomes} if run.groups else {} for run in runs]
     names = dict.fromkeys(outcome for of_run in found for outcome in of_run)
     return [(name, [of_run.get(name) for of_run in found]) for name in names]
 
 
 def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
-    """The evaluations during training in order of time: names of the scores, and steps with their values."""
+    """Return the evaluations during training: the names of the scores, and the steps with their values."""
     scored = []
     for entry in log_history:
         values = {name: value for name, value in entry.items() if SCORE.fullmatch(name) and is_number(value)}
@@ -214,7 +233,7 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
     if not scored:
         return None
     names = list(dict.fromkeys(name for _, values in scored for name in values))
-    # The first, the last, and others between them, evenly.
+    # The first, the last, and evaluations at equal distances between them.
     count = min(len(scored), MAX_EVALUATIONS)
     chosen = sorted({round(i * (len(scored) - 1) / max(count - 1, 1)) for i in range(count)})
     return {
@@ -228,7 +247,7 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
 
 
 def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
-    """A panel as the page shows it, its picture on each paper as an address that holds it."""
+    """Return what the page needs of a panel, with its picture in each theme as a data URL."""
     panel, by_run, plot = picture
     papers = {theme: base64.b64encode(drawing.render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
     sentences = [
@@ -247,7 +266,7 @@ def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
 
 
 def _in_words(panel: Panel, line: str, places: list[int], values: list[float]) -> str:
-    """Describe a line in words, for readers who cannot see it."""
+    """Return a description of a line in words, for readers who cannot see it."""
     between = ""
     if panel not in BY_NAME:
         values = smooth(values)
@@ -259,7 +278,7 @@ def _in_words(panel: Panel, line: str, places: list[int], values: list[float]) -
 
 
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
-    """Return what is drawn by reward function and by source, for each run; nothing if it has only one."""
+    """Return the panels by reward function and by source with the lines of each run. A run with only one has none."""
     rewards = [REWARDS.find(run.log_history) for run in runs]
     sources = [run.groups.by_source if run.groups else {} for run in runs]
     named = []
@@ -275,7 +294,7 @@ def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
 
 
 def _visible(text: Any) -> str:
-    """Text in which every character that would not show, or would act on others, stands as its escape."""
+    """Return a text in which characters are escaped that are invisible or would change the display of others."""
     return "".join(
         char
         if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs")
@@ -285,7 +304,7 @@ def _visible(text: Any) -> str:
 
 
 def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:
-    """The beginning of a text, the number of characters left out, and its end."""
+    """Return the beginning of a text, the number of characters that are left out, and its end."""
     text = str(text)
     if len(text) <= limit:
         return text, 0, ""
@@ -294,7 +313,7 @@ def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:
 
 
 def _figure(value: Any) -> str:
-    """A reward, or whatever else a reward function logged of a completion."""
+    """Return a reward, or another value that a reward function has logged, as text."""
     if is_number(value):
         return f"{value:.4g}"
     begin, num_left_out, end = _cut("none" if value is None else value, limit=60)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a run's files, which may be incomplete because the run was killed, and the figures of its ledger."""
+"""Reading the files of a run, which may be incomplete if the run was killed, and computing figures from its ledger."""
 
 import json
 import os
@@ -28,23 +28,25 @@ from ..sampling.example_names import shown_names
 STATE_NAME = "trainer_state.json"
 NUM_SAMPLED_PROMPTS = 2  # of each table of completions
 SETTING = {"value": object, "default": object}
-FACTS = ("step", "round", "prompt_id", "source", "correct", "scored", "prompt")  # of a group to read
-NUM_PROMPTS = 5  # hardest, and easiest
-NUM_OPENED = 3  # groups of each verdict
-NUM_COMPLETIONS = 3  # of each of them
-NUM_SPANS = 30  # of a run, over which acceptance is drawn
+FACTS = ("step", "round", "prompt_id", "source", "correct", "scored", "prompt")  # shown of a group
+NUM_PROMPTS = 5  # hardest prompts to show, and as many easiest
+NUM_OPENED = 3  # groups to show of each verdict
+NUM_COMPLETIONS = 3  # completions to show of each of these groups
+NUM_SPANS = 30  # spans of a run, over each of which an acceptance rate is computed
 MAX_SOURCES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
+    """Figures of a run's ledger."""
+
     num_groups: int
-    outcomes: list[dict[str, Any]]  # with their share of the groups and of the tokens, the largest first
-    sources: list[dict[str, Any]]  # with acceptance in the first fifth of the run, the last and all; the largest first
+    outcomes: list[dict[str, Any]]  # with their shares of the groups and of the tokens, the most frequent first
+    sources: list[dict[str, Any]]  # with acceptance rates in the first and last fifth and in the whole run
     by_source: dict[str, tuple[list[int], list[float]]]  # steps and acceptance rates
-    hardest: list[dict[str, Any]]  # prompts, with the step they were last sampled at
+    hardest: list[dict[str, Any]]  # prompts, with the step at which each was last sampled
     easiest: list[dict[str, Any]]
-    opened: list[dict[str, Any]]  # groups to read, dropped ones first
+    opened: list[dict[str, Any]]  # groups whose text is shown, dropped ones first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +54,36 @@ class Run:
     """The files of one run."""
 
     label: str
-    log_history: list[dict]  # metrics for each time the trainer logged, oldest first
-    max_steps: int | None = None  # optimizer steps that it was to make
-    written: datetime | None = None  # when its log was last written to
-    checkpoint: str | None = None  # name of the last whole one
-    notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+    log_history: list[dict]  # log entries, oldest first
+    max_steps: int | None = None  # planned number of optimizer steps
+    written: datetime | None = None  # when the log was last written to
+    checkpoint: str | None = None  # name of the last complete checkpoint
+    notes: list[str] = field(default_factory=list)  # sentences about what could not be read
     samples: list[dict] = field(default_factory=list)  # prompts with their best and their worst completion
-    evaluations: dict[str, dict] = field(default_factory=dict)  # summaries by name, in order of time
-    changes: list[dict] = field(default_factory=list)  # each evaluation compared with the first of its problems
-    settings: dict[str, dict] | None = None  # `value` and `default` of those that are not the defaults
-    groups: GroupFigures | None = None  # what its ledger says
+    evaluations: dict[str, dict] = field(default_factory=dict)  # summaries by name, oldest first
+    changes: list[dict] = field(default_factory=list)  # each evaluation compared with the first on the same problems
+    settings: dict[str, dict] | None = None  # `value` and `default` of settings that differ from their defaults
+    groups: GroupFigures | None = None  # figures of the ledger
 
     @property
     def last_step(self) -> int:
-        """Optimizer steps made when it last logged."""
+        """Number of optimizer steps when the run last logged."""
         return self.log_history[-1]["step"]
 
     @property
     def finished(self) -> bool:
         """Whether training ended, by itself or by a callback that stopped it."""
-        # The trainer logs its running time last. A run that was extended still holds those of its first end.
+        # The trainer logs its running time at the end. If a run was extended, there are also entries of earlier ends.
         ended = any("train_runtime" in entry for entry in self.log_history if entry["step"] == self.last_step)
         return ended or (self.max_steps is not None and self.last_step >= self.max_steps)
 
 
 def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
-    """Reads runs from their output folders. A label is a folder's name, with the parents that make it unique."""
+    """
+    Return the runs in some output folders.
+
+    The label of a run is the name of its folder, with as many parent folders as are needed to make it unique.
+    """
     folders = list(dict.fromkeys(Path(run_dir).resolve() for run_dir in run_dirs))
     depth = 1
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):
@@ -87,20 +93,31 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Read a run that has ended, is running or was killed, from its `output_dir` or one of its checkpoints. Its log is
-    `log_history.jsonl`, or, if it is from `GRPOTrainer` or another trainer, the newest `trainer_state.json`. Files
-    that could not be read whole are noted. Raises `FileNotFoundError` if there is no such folder, or no log.
+    Return a run that has ended, is running or was killed.
+
+    The log is `log_history.jsonl`. For a run of `GRPOTrainer` or another trainer it is the newest
+    `trainer_state.json`. Files that cannot be read completely are listed in the notes of the run.
+
+    Args:
+        run_dir (`str` or `os.PathLike`):
+            The `output_dir` of a run, or one of its checkpoints.
+        label (`str`, *optional*):
+            Name of the run. Defaults to the name of the folder.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no log in it.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
-        raise FileNotFoundError(f"There is no folder `{run_dir}`.")
+        raise FileNotFoundError(f"There is no folder `{run_dir}`. Name the `output_dir` of a run.")
     notes: list[str] = []
-    # First the file that grows: checkpoints may be those of an earlier run into the same folder.
+    # The growing log is preferred, because the checkpoints may be from an earlier run in the same folder.
     log = _read_lines(run_dir / LOG_HISTORY_NAME, notes) or _read_states(run_dir, notes)
     if log is None:
         raise FileNotFoundError(
-            f"`{run_dir}` holds no log: neither a `{LOG_HISTORY_NAME}` with an entry, nor a complete `{STATE_NAME}` "
-            "in itself or in a checkpoint. It is not the `output_dir` of a run, or the run has not logged yet."
+            f"`{run_dir}` contains no log: neither a `{LOG_HISTORY_NAME}` with an entry, nor a complete "
+            f"`{STATE_NAME}` in the folder or in a checkpoint. It is not the `output_dir` of a run, or the run has "
+            f"not logged yet."
         )
     path, log_history, max_steps = log
     found = ((path, _parse(path.read_bytes())) for path in run_dir.glob(f"*/{SUMMARY_FILE}"))
@@ -124,14 +141,15 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
 
 
 def load_log_history(run_dir: str | os.PathLike) -> list[dict]:
-    """Log history of a run, as [`load_run`] reads it."""
+    """Return the log entries of a run. See [`load_run`]."""
     return load_run(run_dir).log_history
 
 
 def series(log_history: list[dict], metric: str, over: str = "step") -> tuple[list[int], list[float]]:
     """
-    Return the values of one metric of a log, and those of `over` at the same entries, by default the steps. Entries
-    that lack one of the two, or hold no finite number, are left out.
+    Return the values of `over` and of a metric in the same log entries. `over` is the step by default.
+
+    Entries without a finite number for both are left out.
     """
     points = [(int(entry[over]), entry[metric]) for entry in log_history if _has_numbers(entry, over, metric)]
     return [place for place, _ in points], [value for _, value in points]
@@ -142,7 +160,7 @@ def _has_numbers(entry: dict, *metrics: str) -> bool:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value can be drawn: a number, and neither infinite nor NaN."""
+    """Return whether a value can be drawn: it is a number, and neither infinite nor NaN."""
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
@@ -158,7 +176,7 @@ def _read_lines(path: Path, notes: list[str]) -> tuple[Path, list[dict], int | N
     if len(entries) < len(lines):
         notes.append(f"{path.name}: {len(lines) - len(entries)} of {len(lines)} lines are incomplete and left out.")
     if not entries:
-        notes.append(f"{path.name} holds no entry yet: what is shown is the newest checkpoint's.")
+        notes.append(f"{path.name} contains no entry yet, so the log of the newest checkpoint is shown.")
         return None
     return path, entries, _steps_or_none([entry.pop("max_steps", None) for entry in entries][-1])
 
@@ -167,13 +185,13 @@ def _read_states(run_dir: Path, notes: list[str]) -> tuple[Path, list[dict], int
     states = []
     for path in (run_dir / STATE_NAME, *sorted(folder / STATE_NAME for folder in run_dir.glob("checkpoint-*"))):
         if path.parent == run_dir and not path.exists():
-            continue  # written at the very end, if at all
+            continue  # this file is only written at the end of a run
         parsed = _parse(path.read_bytes()) if path.exists() else None
         state = parsed if isinstance(parsed, dict) else {}
         entries = state.get("log_history")
         if not isinstance(entries, list) or not all(map(_is_entry, entries)):
             what = "is incomplete" if path.exists() else "is missing"
-            notes.append(f"{path.relative_to(run_dir)} {what}: the checkpoint is passed over.")
+            notes.append(f"{path.relative_to(run_dir)} {what}. The checkpoint is left out.")
         elif entries:
             states.append((entries[-1]["step"], path, entries, _steps_or_none(state.get("max_steps"))))
     return max(states, key=lambda state: state[0])[1:] if states else None
@@ -198,7 +216,7 @@ def _steps_or_none(max_steps: Any) -> int | None:
 
 
 def _read_samples(folder: Path, notes: list[str]) -> list[dict]:
-    """The first prompts of the first and of the last readable table that `log_completions=True` left."""
+    """Return the first prompts of the first and of the last readable table that `log_completions=True` has written."""
     paths = sorted(folder.glob("completions_*.parquet"), key=lambda path: (len(path.name), path.name))
     read = cache(partial(_read_table, notes=notes))
     ends = dict.fromkeys(next(filter(read, ordered), None) for ordered in (paths, paths[::-1]))
@@ -207,24 +225,24 @@ def _read_samples(folder: Path, notes: list[str]) -> list[dict]:
 
 def _read_table(path: Path, notes: list[str]) -> list[dict]:
     try:
-        with path.open("rb") as file:  # pyarrow itself opens no path that is not UTF-8
+        with path.open("rb") as file:  # pyarrow itself cannot open a path that is not UTF-8
             rows = pq.read_table(file).to_pylist()
         # Rows that only filled the batch have no reward.
         scored = [row for row in rows if any(map(is_number, _rewards(row).values()))]
         groups = [list(group) for _, group in groupby(scored, key=lambda row: row["prompt"])]
         return [_sample(group) for group in groups[:NUM_SAMPLED_PROMPTS]]
-    except (OSError, ValueError, KeyError, TypeError):  # what pyarrow raises, and a table of another kind
-        notes.append(f"completions/{path.name} cannot be read and is passed over.")
+    except (OSError, ValueError, KeyError, TypeError):  # errors of pyarrow, or for a table with other columns
+        notes.append(f"completions/{path.name} cannot be read and is left out.")
         return []
 
 
 def _rewards(row: dict) -> dict[str, Any]:
-    """Return what the reward functions returned and logged for a completion."""
+    """Return the values that the reward functions returned and logged for a completion."""
     return {name: value for name, value in row.items() if name not in ("step", "prompt", "completion", "advantage")}
 
 
 def _sample(group: list[dict]) -> dict:
-    """A prompt with its best and its worst completion, or with one where all are worth the same."""
+    """Return a prompt with its best and its worst completion, or with one if all have the same advantage."""
     ranked = sorted(group, key=lambda row: row["advantage"] if is_number(row["advantage"]) else 0.0, reverse=True)
     chosen = [ranked[0], ranked[-1]] if ranked[0]["advantage"] != ranked[-1]["advantage"] else ranked[:1]
     return {
@@ -239,7 +257,7 @@ def _sample(group: list[dict]) -> dict:
 
 
 def _finished(path: Path, summary: dict) -> float:
-    """When an evaluation ended, in seconds; of one that does not say so, when its file was written."""
+    """Return the time at which an evaluation ended, in seconds. If it is not known, that of its file is used."""
     try:
         return datetime.fromisoformat(summary["finished"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -247,7 +265,7 @@ def _finished(path: Path, summary: dict) -> float:
 
 
 def _changes(run_dir: Path, names: list[str]) -> list[dict]:
-    """Return each evaluation in the run's folder with the first one that it can be compared with."""
+    """Return the comparison of each evaluation in the run's folder with the first one on the same problems."""
     changes: list[dict] = []
     firsts: list[str] = []
     for name in names:
@@ -255,7 +273,7 @@ def _changes(run_dir: Path, names: list[str]) -> list[dict]:
             try:
                 changes.append({"before": first, "after": name, **compare(run_dir / first, run_dir / name)})
                 break
-            except (ValueError, TypeError):  # other problems, another number of completions, or no figures
+            except (ValueError, TypeError):  # other problems, another number of completions, or missing figures
                 continue
         else:
             firsts.append(name)
@@ -270,7 +288,7 @@ def _read_settings(path: Path) -> dict[str, dict] | None:
 
 
 def _is_summary(summary: Any) -> bool:
-    """Whether a `summary.json` is one of `trl-dapo eval`: another program may have left a file of that name."""
+    """Return whether a `summary.json` is from `trl-dapo eval`. Other programs may write files of the same name."""
     return has_fields(summary, {"metrics": dict}) and all(
         isinstance(estimate, dict) and all(is_number(estimate.get(end)) for end in ("mean", "low", "high"))
         for estimate in summary["metrics"].values()
@@ -281,10 +299,10 @@ def _is_summary(summary: Any) -> bool:
 
 
 def summarize_groups(rows: pa.Table) -> GroupFigures:
-    """A ledger's rows, of which there is one at least, in figures."""
+    """Return the figures of a ledger with at least one row."""
     scalars = [name for name in rows.column_names if not pa.types.is_nested(rows.schema.field(name).type)]
     groups = rows.select([name for name in scalars if name not in TEXT]).to_pandas()
-    # A partial group is neither accepted nor dropped: missing, it is in no share.
+    # A partial group is neither accepted nor dropped. As a missing value it does not count in any share.
     accepted = (groups["outcome"] != "dropped").astype(float)
     groups["accepted"] = accepted.mask(groups["outcome"] == PARTIAL)
     with_text = rows.filter(rows["completions"].is_valid())
@@ -322,7 +340,7 @@ def _outcomes(groups: pd.DataFrame) -> list[dict[str, Any]]:
 def _sources(groups: pd.DataFrame) -> list[dict[str, Any]]:
     first, last = groups["rollout"].quantile([0.2, 0.8])
     figures = []
-    parts = iter(groups.groupby("source", dropna=False))  # pandas 2.2 cannot count parts of which one has no name
+    parts = iter(groups.groupby("source", dropna=False))  # pandas 2.2 fails on `len` if a source is missing
     for source, of_source in sorted(parts, key=lambda part: -part[1]["accepted"].count()):
         accepted = of_source["accepted"].dropna()
         rollouts = of_source["rollout"][accepted.index]
@@ -340,7 +358,7 @@ def _sources(groups: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _by_source(groups: pd.DataFrame, sources: list[str | None]) -> dict[str, tuple[list[int], list[float]]]:
-    """Over spans of the run with as many rollouts each, by the last step of each span."""
+    """Return the acceptance rate of each source over spans of equally many rollouts, at the last step of each span."""
     first, count = groups["rollout"].min(), groups["rollout"].max() - groups["rollout"].min() + 1
     span = (groups["rollout"] - first) * min(NUM_SPANS, count) // count
     steps = groups["step"].groupby(span).max()
@@ -353,7 +371,11 @@ def _by_source(groups: pd.DataFrame, sources: list[str | None]) -> dict[str, tup
 
 
 def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], list[dict]]:
-    """Return the prompts with the smallest and the largest share of correct completions, the most certain first."""
+    """
+    Return the prompts with the smallest and with the largest share of correct completions.
+
+    If several prompts have the same share, those with more completions come first.
+    """
     totals = groups.groupby("prompt_id").agg(
         source=("source", "first"),
         num_groups=("rollout", "size"),
@@ -364,7 +386,7 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
     )
     totals = totals[(totals["known"] > 0) & (totals["scored"] > 0)]
     texts = dict(zip(with_text["prompt_id"].to_pylist(), with_text["prompt"].to_pylist(), strict=True))
-    # As if one more completion were correct and one incorrect: 0 of 16 is harder than 0 of 8.
+    # One correct and one incorrect completion are added to each, so that 0 of 16 is harder than 0 of 8.
     ends = ((totals["correct"] + 1) / (totals["scored"] + 2)).sort_values(kind="stable").index
     hardest = ends[totals.loc[ends, "correct"] < totals.loc[ends, "scored"]][:NUM_PROMPTS]
     easiest = ends[totals.loc[ends, "correct"] > 0][::-1][:NUM_PROMPTS]
@@ -381,7 +403,7 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
 
 
 def _opened(with_text: pa.Table) -> list[dict[str, Any]]:
-    """The last of each verdict, those that were dropped first."""
+    """Return the last groups of each verdict whose text was stored, dropped ones first."""
     places: dict[str, list[int]] = {}
     outcomes, reasons = (with_text[name].to_pylist() for name in ("outcome", "drop_reason"))
     for place, (outcome, reason) in enumerate(zip(outcomes, reasons, strict=True)):
@@ -400,7 +422,7 @@ def _opened(with_text: pa.Table) -> list[dict[str, Any]]:
 
 
 def _completions(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Some completions of a group: one of each reward first."""
+    """Return some completions of a group, with as many different rewards as possible."""
     named = {name.removeprefix(REWARDS): values for name, values in row.items() if name.startswith(REWARDS) and values}
     rewards = list(zip(*named.values(), strict=True))
     return [

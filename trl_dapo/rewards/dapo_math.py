@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rule scorer of the DAPO paper: the last `Answer:` line, Minerva normalisation, string equality.
+"""The rule-based scorer of the DAPO paper: the last `Answer:` line, Minerva normalization, string equality.
 
-The rule is that of `math_dapo.py` in DAPO's reference implementation. It reads the last 300 characters only, uses no
-symbolic maths, and gives every input a verdict in time linear in its length.
+The rule is that of `math_dapo.py` in DAPO's reference implementation. It reads only the last 300 characters, does no
+symbolic math, and takes time that is linear in the length of its input.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _BOXED_WINDOW = 100
 _ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 NO_ANSWER = "[INVALID]"
 
-# The order of both tables is part of the rule: each entry works on what the ones before it left.
+# The order of both tables is part of the rule: each entry is applied to the result of the entries before it.
 _REPLACED = (
     ("an ", ""),
     ("a ", ""),
@@ -85,7 +85,7 @@ _BARE_ROOT = re.compile(r"sqrt([^{])")
 
 
 class DapoMathScore(NamedTuple):
-    """Verdict of [`score_dapo_math`]; `answer` is what it read in the completion, `"[INVALID]"` if there is none."""
+    """Result of [`score_dapo_math`]. `answer` is the answer in the completion, or `"[INVALID]"` if there is none."""
 
     score: float
     correct: bool
@@ -94,10 +94,11 @@ class DapoMathScore(NamedTuple):
 
 def normalize_answer(answer: str) -> str:
     r"""
-    Minerva normalisation of a final answer, as DAPO's reference scorer applies it: `x = 1,234 dollars` becomes `1234`.
+    Return the Minerva normalization of a final answer, as DAPO's reference scorer applies it.
 
-    Keeps what follows the last `=`, drops articles, spaces, units and LaTeX decoration, unwraps `\text{}`,
-    `\boxed{}` and the like, completes shorthand (`\frac12` to `\frac{1}{2}`) and drops the commas of an integer.
+    It keeps what follows the last `=`, removes articles, spaces, units and LaTeX decoration, unwraps `\text{}`,
+    `\boxed{}` and the like, completes shorthand (`\frac12` becomes `\frac{1}{2}`) and removes the commas of an
+    integer: `x = 1,234 dollars` becomes `1234`.
     """
     answer = answer.rpartition("=")[2]
     for old, new in _REPLACED:
@@ -105,15 +106,15 @@ def normalize_answer(answer: str) -> str:
     for expression in _REMOVED:
         answer = answer.replace(expression, "")
 
-    # The reference does this with backtracking regexes that stop at line ends; line by line it takes linear time.
+    # The reference does this with backtracking regexes that stop at line ends. Line by line it takes linear time.
     lines = []
     for line in answer.split("\n"):
         parts = line.split("$", 2)
-        if len(parts) == 3:  # `text $a$ text` becomes `$a$`: what is between the first two dollars
+        if len(parts) == 3:  # only what is between the first two dollars is kept: `text $a$ text` becomes `$a$`
             line = f"${parts[1]}$"
         for macro in ("\\text", "\\textbf", "\\overline"):
-            # `macro{x}` becomes `x`, up to the first closing brace. Behind the last one nothing is closed, which would
-            # be looked for each time.
+            # `macro{x}` becomes `x`, up to the first closing brace. What follows the last closing brace is left out,
+            # because searching it again and again for one would take quadratic time.
             closed, brace, rest = line.rpartition("}")
             line = re.sub(re.escape(macro) + r"\{([^}]*)\}", r"\1", closed + brace) + rest
         # From the first `\boxed{` to the last closing brace.
@@ -132,7 +133,7 @@ def normalize_answer(answer: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{}`, braces balanced; `None` if it is missing or never closed."""
+    r"""Return the content of the last `\boxed{}`, or `None` if there is none or its braces are not balanced."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -151,30 +152,46 @@ def score_dapo_math(
     text: str, solution: str | float, *, boxed: str = "never", wrong_score: float = -1.0
 ) -> DapoMathScore:
     r"""
-    Score the last 300 characters of a completion by the rule of the DAPO paper (arXiv 2503.14476): `1.0` if its answer
-    is the gold one, around which dollars do not count, else `wrong_score`.
+    Score a completion by the rule of the DAPO paper (arXiv 2503.14476), which reads its last 300 characters.
 
-    With `boxed="never"` only the last `Answer:` line counts, the paper's rule. With `"fallback"` and no such line, and
-    with `"strict"` always, the last `\boxed{}` within the last 100 characters must equal the gold answer exactly.
-    Raises `TypeError` if that is neither text nor a number, `ValueError` without one, or for another `boxed`.
+    Args:
+        text (`str`):
+            The completion.
+        solution (`str` or `float`):
+            The gold answer. Dollars around it do not count.
+        boxed (`str`, *optional*, defaults to `"never"`):
+            Whether an answer in `\boxed{}` counts. With `"never"` only the last `Answer:` line does, as in the paper.
+            With `"fallback"` the last `\boxed{}` counts if there is no such line, and with `"strict"` only the last
+            `\boxed{}` does. The box must be within the last 100 characters, and equal the gold answer exactly.
+        wrong_score (`float`, *optional*, defaults to `-1.0`):
+            Score of an incorrect completion. A correct completion scores 1.0.
+
+    Returns:
+        [`DapoMathScore`]: The score, whether the completion is correct, and its answer.
+
+    Raises:
+        TypeError: If the gold answer is neither text nor a number.
+        ValueError: If there is no gold answer, or `boxed` is not one of its three values.
     """
     check_choice("boxed", boxed, BOXED_MODES)
     gold = gold_text(solution)
     if gold is None:
-        raise ValueError(f"There is nothing to score without a gold answer; it is {solution!r}.")
+        raise ValueError(
+            f"A completion cannot be scored without a gold answer, got {solution!r}. Leave such rows out."
+        )
     answer, is_boxed = _read_answer(text, boxed)
     correct = answer == (without_delimiters(gold) if is_boxed else normalize_answer(gold))
     return DapoMathScore(1.0 if correct else wrong_score, correct, answer)
 
 
 def stated_answer(text: str) -> str | None:
-    r"""A completion's last `Answer:` line, normalised, or else its last `\boxed{}`; `None` where there is neither."""
+    r"""Return a completion's last `Answer:` line, normalized, or otherwise its last `\boxed{}`, or `None`."""
     answer, _ = _read_answer(text, "fallback")
     return None if answer == NO_ANSWER else answer
 
 
 def _read_answer(text: str, boxed: str) -> tuple[str, bool]:
-    """The answer, `NO_ANSWER` where there is none, and whether it is to be compared as a boxed one."""
+    """Return the answer, or `NO_ANSWER`, and whether it is compared as a boxed answer, without normalization."""
     lines = [] if boxed == "strict" else _ANSWER_LINE.findall(text[-_ANSWER_WINDOW:])
     line = lines[-1] if lines else None
     content = last_boxed(text[-_BOXED_WINDOW:]) if line is None and boxed != "never" else None
@@ -187,7 +204,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 def without_delimiters(answer: str) -> str:
-    r"""`$34$`, `\(34\)` and `\[34\]` become `34`; any other answer is unchanged, including spaces."""
+    r"""Return an answer without math delimiters: `$34$`, `\(34\)` and `\[34\]` become `34`. Others are unchanged."""
     text = answer.strip()
     for opening, closing in _DELIMITERS:
         inner = text.removeprefix(opening).removesuffix(closing)
@@ -197,43 +214,49 @@ def without_delimiters(answer: str) -> str:
 
 
 def gold_text(gold: Any) -> str | None:
-    """A gold answer as text, a number as plain digits, whole ones without `.0`; `None` for `None`, NaN and no text."""
+    """
+    Return a gold answer as text, or `None` if it is `None`, NaN or empty.
+
+    A number is written in plain digits, without the `.0` of a whole number.
+    """
     if gold is None or isinstance(gold, str):
         return gold if gold and not gold.isspace() else None
     if not isinstance(gold, (numbers.Real, Decimal)):
-        raise TypeError(f"A gold answer is {gold!r:.80} ({type(gold).__name__}); expected text or a number.")
+        raise TypeError(f"A gold answer is {gold!r:.80} ({type(gold).__name__}). Expected text or a number.")
     if gold != gold:
         return None
     if isinstance(gold, numbers.Integral) or not math.isfinite(gold):
         return str(gold)
     if isinstance(gold, numbers.Rational):
         return str(gold)
-    # The digits that a float is written with: 1e23 is not a whole number of 24 other digits, and no text has 1e-07.
+    # The shortest decimal form of a float gives the digits that were meant: 1e23 is not exactly 10**23 as a float. And
+    # no completion contains a number such as 1e-07.
     number = Decimal(str(gold))
     return str(int(number)) if number == number.to_integral_value() else f"{number:f}"
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content: text, `None`, a part, or a list of parts of which those with text count."""
+    """Return the text of a message's content, which is a text, `None`, a part, or a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, (list, tuple)):
-        is_text = [not isinstance(part, dict) or part.get("text") is not None for part in content]  # an image is not
+        # Parts without text, such as images, are left out.
+        is_text = [not isinstance(part, dict) or part.get("text") is not None for part in content]
         return "".join(map(content_text, itertools.compress(content, is_text)))
     if isinstance(content, dict) and isinstance(content.get("text"), str):
         return content["text"]
     raise TypeError(
-        f"The content of a message is {content!r:.80} ({type(content).__name__}); expected text, or parts of it."
+        f"The content of a message is {content!r:.80} ({type(content).__name__}). Expected text, or a list of parts."
     )
 
 
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
     """
-    The text that a reward function scores: a plain completion, or the last message that the model wrote.
+    Return the text that a reward function scores: a plain completion, or the last message that the model wrote.
 
-    What a tool or an environment wrote is not an answer, even if the completion ends with it.
+    The messages of a tool or an environment are not scored, even if the completion ends with one.
     """
     if isinstance(completion, str):
         return completion
@@ -241,19 +264,31 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
         own = [message for message in completion if message.get("role", "assistant") == "assistant"]
         return content_text(own[-1].get("content")) if own else ""
     raise TypeError(
-        f"A completion is {completion!r:.80} ({type(completion).__name__}); expected text, or a list of messages."
+        f"A completion is {completion!r:.80} ({type(completion).__name__}). Expected text, or a list of messages."
     )
 
 
 def loggable(text: str) -> str:
-    """`text` with what UTF-8 cannot hold replaced: a lone surrogate would stop the trainer's completions table."""
+    """
+    Return a text with lone surrogates replaced, which UTF-8 cannot encode.
+
+    With them, writing the trainer's table of completions would fail.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class DapoMathReward:
     """
-    [`dapo_math_reward`] with the settings of [`score_dapo_math`], picklable: a `wrong_score` of `0.0` gives 0/1
-    rewards. Raises `ValueError` if `boxed` is none of the three, or `wrong_score` not below 1.0.
+    [`dapo_math_reward`] with other settings of [`score_dapo_math`]. Objects can be pickled.
+
+    Args:
+        boxed (`str`, *optional*, defaults to `"never"`):
+            Whether an answer in `\\boxed{}` counts: `"never"`, `"fallback"` or `"strict"`.
+        wrong_score (`float`, *optional*, defaults to `-1.0`):
+            Reward of an incorrect completion. With `0.0` rewards are 0 or 1.
+
+    Raises:
+        ValueError: If `boxed` is not one of these, or `wrong_score` is not less than 1.0.
     """
 
     __name__ = "dapo_math_reward"
@@ -261,7 +296,9 @@ class DapoMathReward:
     def __init__(self, boxed: str = "never", wrong_score: float = -1.0) -> None:
         check_choice("boxed", boxed, BOXED_MODES)
         if not wrong_score < 1.0:
-            raise ValueError(f"`wrong_score` must be below the 1.0 of a correct answer, got {wrong_score}.")
+            raise ValueError(
+                f"`wrong_score` must be less than 1.0, the reward of a correct completion, got {wrong_score}."
+            )
         self.boxed = boxed
         self.wrong_score = wrong_score
 
@@ -280,7 +317,7 @@ class DapoMathReward:
             for completion, gold in zip(completions, golds, strict=True)
         ]
         if log_extra is not None:
-            # Named after the reward: two rewards that log one column would append to each other's rows.
+            # The column has the name of the reward. Two rewards with the same column would append to each other's.
             answers = ("[skipped]" if score is None else score.answer for score in scores)
             log_extra("dapo_math_answer", [loggable(answer) for answer in answers])
         return [None if score is None else score.score for score in scores]
@@ -293,12 +330,14 @@ def dapo_math_reward(
     completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
-    Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line,
+    Reward function with the rule-based scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line,
     otherwise -1.
 
-    `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`. The last message of a conversational completion is scored. A
-    completion whose gold answer, text or a number, is `None`, NaN or empty gets no reward, TRL's way to skip a sample.
-    `log_extra` receives the answers as `dapo_math_answer`. Raises `TypeError` for values of a type that cannot be
-    read.
+    `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`. In a conversation, the last message of the model is scored.
+    A completion whose gold answer is `None`, NaN or empty gets no reward (`None`), as TRL expects for skipped samples.
+    The answers are passed to `log_extra` as the column `dapo_math_answer`.
+
+    Raises:
+        TypeError: If a completion or a gold answer has a type that cannot be read.
     """
     return _paper_rule(completions, solution, **kwargs)

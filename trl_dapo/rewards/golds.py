@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The gold answer of a dataset's row, with which completions are compared."""
+"""Reading the gold answer of a dataset's row, with which the answers of completions are compared."""
 
 import json
 import re
@@ -10,33 +10,44 @@ from typing import Any
 from .dapo_math import gold_text, last_boxed, without_delimiters
 
 
-_LONGEST = 300  # characters; what the paper's rule reads of a completion
-_MOST_WORDS, _MOST_WORDS_OF_AN_EQUATION = 15, 4  # `x = 5 or x = 7` is an answer
-_SEVERAL = "one answer: nothing says whether any of several counts, or all of them"
-_WORKED = "a worked solution with its answer in `\\boxed{}` or behind `####`"
+_LONGEST = 300  # characters, as many as the paper's rule reads of a completion
+_MOST_WORDS, _MOST_WORDS_OF_AN_EQUATION = 15, 4  # `x = 5 or x = 7` is still an answer
+_SEVERAL = "one answer, because it is not clear whether any of several counts or all of them"
+_WORKED = "a worked solution with its answer in `\\boxed{}` or after `####`"
 
-_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")  # no command of LaTeX
+_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")  # not a command of LaTeX
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _CODE = re.compile(r"```|#include|^\s*(?:assert\s|def \w+\(|class \w+[:(]|import \w+$|from \w+ import )", re.MULTILINE)
 _QUOTED = re.compile(r"\s*\[\s*['\"]")
-# What `\a`, `\b`, `\v`, `\f`, `\t` and `\r` of LaTeX become; a tab may also be one.
+# What the beginnings `\a`, `\b`, `\v`, `\f`, `\t` and `\r` of LaTeX commands become if a backslash was not escaped. A
+# tab and a carriage return may also be meant, unless the rest of a known command follows.
 _ESCAPED = re.compile(r"[\x07\x08\x0b\x0c][a-z]|\t(?:an|au|ext|frac|heta|imes)|\r(?:angle|ho|ight)")
 _NO_ANSWERS = {"", "proof", "notfound", "not found", "none", "null", "nan", "n/a", "inf", "-inf"}
 _THOUSANDS = re.compile(r"[-+]?\s*(?:\\?\$)?\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*(?:\\?[%$])?")
 _UNIT = re.compile(r"(?<=\d)[A-Za-z /]+\.?$")
-# What math-verify reads of a gold answer only if it stands between dollars.
+# Gold answers that math-verify reads only between dollars.
 _FORMULA = re.compile(r"[\\^_(\[{]")
 _LIST = re.compile(r"(?!.*[A-Za-z]{2}).*,", re.DOTALL)
 
 
 class BadRow(ValueError):
-    """A row lacks a problem, or the one gold answer that a completion could give: what was expected."""
+    """Error for a row without a problem or a usable gold answer. The message says what was expected."""
 
 
 def read_gold(answer: Any, is_solution: bool = False, needs_box: bool = False) -> str:
     """
-    Return the gold answer in one notation. A solution may end in a box; with `needs_box` there is no answer without
-    one.
+    Return a gold answer in one notation.
+
+    Args:
+        answer (`Any`):
+            The value of the row: a text, a number, or a list with one of them.
+        is_solution (`bool`, *optional*, defaults to `False`):
+            Whether the value may be a worked solution, whose last box is the answer.
+        needs_box (`bool`, *optional*, defaults to `False`):
+            Whether a text without a box has no answer.
+
+    Raises:
+        BadRow: If there is no usable gold answer.
     """
     parts = _unpacked(answer)
     if parts is not None:
@@ -59,8 +70,9 @@ def read_gold(answer: Any, is_solution: bool = False, needs_box: bool = False) -
 
 def _unpacked(answer: Any) -> list | None:
     """
-    Return the items of a list, which may be JSON, or `None` for anything else and for an interval, a point or a
-    matrix.
+    Return the items of a list, which may be written as JSON, or `None` for anything else.
+
+    An interval, a point or a matrix is an answer, not a list of answers.
     """
     if isinstance(answer, str):
         try:
@@ -79,15 +91,14 @@ def _unpacked(answer: Any) -> list | None:
 
 def _stated(text: str, is_solution: bool, needs_box: bool) -> str:
     """
-    Return the content of a worked solution's last box, or what follows `####`. A short answer, which may be boxed, is
-    unchanged.
+    Return the content of the last box, or what follows `####`, or the text itself if it is a short answer.
     """
     boxes = list(_BOX.finditer(text))
     _, marker, final = text.rpartition("####")
     if boxes and boxes[-1].end() > len(text) - len(final):
         if len(boxes) > 1 and not (is_solution or _is_worked(text)):
             raise BadRow(_SEVERAL)
-        rest = text[boxes[-1].end() :]  # some of MATH's have `\boxed 2$`
+        rest = text[boxes[-1].end() :]  # some solutions of MATH have `\boxed 2$`
         text = (last_boxed("\\boxed" + rest) or "") if rest.startswith("{") else rest.partition("$")[0]
         needs_box = not text.strip()
     elif _CODE.search(text):
@@ -95,11 +106,11 @@ def _stated(text: str, is_solution: bool, needs_box: bool) -> str:
     elif marker:
         text, needs_box = _as_typed(final), False
         if re.search(r"\d,\d", text) and not _THOUSANDS.fullmatch(_UNIT.sub("", text)):
-            raise BadRow("a number whose commas stand between groups of three digits")
+            raise BadRow("a number with commas only between groups of three digits")
     if needs_box or _is_worked(text):
         raise BadRow(_WORKED)
     if _ESCAPED.search(text):
-        raise BadRow("an answer whose backslashes are written twice in JSON")
+        raise BadRow("an answer whose backslashes are escaped in JSON (`\\\\frac`)")
     return text
 
 
@@ -109,7 +120,7 @@ def _is_worked(text: str) -> bool:
 
 
 def _as_typed(text: str) -> str:
-    """With the digits that a model writes, and a minus that is a sign to both rewards."""
+    """Return a text with ASCII digits, as models write them, and an ASCII minus, which both math rewards can read."""
     return "".join("-" if c == "\N{MINUS SIGN}" else str(unicodedata.decimal(c, c)) for c in text).strip()
 
 
@@ -119,6 +130,6 @@ def _in_one_notation(text: str) -> str:
         text = peeled
     if _THOUSANDS.fullmatch(text):
         return text.replace(",", "")
-    if re.fullmatch(r"0\d\d", text):  # AIME's three digits
+    if re.fullmatch(r"0\d\d", text):  # AIME writes answers with three digits
         return str(int(text))
     return f"${text}$" if "$" not in text and (_FORMULA.search(text) or _LIST.match(text)) else text

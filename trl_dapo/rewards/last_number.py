@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-r"""Plain answers: the last number of a text.
+r"""Reward functions for plain answers: the last number of a text.
 
-A number may have a sign, thousands separated by commas, by the narrow spaces of typography or by LaTeX's `{,}` and
-`\,`, and a power of ten: `1.5e3`. Every expression below takes a time that grows with the length of the text.
+A number may have a sign, a power of ten (`1.5e3`), and thousands that are separated by commas, by narrow spaces or by
+LaTeX's `{,}` and `\,`. The time of every regular expression below is linear in the length of the text.
 """
 
 import re
@@ -15,7 +15,8 @@ from typing import Any
 from .dapo_math import completion_text, gold_text
 
 
-# Letters after which a number may begin: Chinese, Japanese and Korean have no space there, and `x2` is a name.
+# A letter directly before a number makes it part of a name, such as `x2`. This does not apply to Chinese, Japanese and
+# Korean, which have no spaces.
 _NAME = "[^\\W\u2e80-\ud7ff]"
 _DIGITS = (
     rf"(?:(?<!{_NAME})(?<![0-9]\.)(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
@@ -35,10 +36,11 @@ _AS_ASCII = str.maketrans(
 )
 _SPACES = " \t\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
 _THOUSANDS = re.compile(rf"(?<=[0-9])(?:[{_SPACES[2:]}]|\\,)(?=[0-9]{{3}}(?![0-9]))")
-_ENDS_A_TERM = re.compile(r"[\w)\]}-]")  # 17-3 ends in 3
-_IS = "\u662f\u4e3a\u70ba\u4e8e\u65bc\u5f97\u5230\u306f"  # how "is", "equals" and "gives" end in Chinese and Japanese
+_ENDS_A_TERM = re.compile(r"[\w)\]}-]")  # after a term a minus is a subtraction: the last number of `17-3` is 3
+# The last characters of "is", "equals" and "gives" in Chinese and Japanese
+_IS = "\u662f\u4e3a\u70ba\u4e8e\u65bc\u5f97\u5230\u306f"
 _BEFORE_A_SIGN = frozenset(f"=([{{:,<\u2248\u2264\u2265{_IS}")
-_MOST_ZEROS = 400  # that are written out; a float has up to 324
+_MOST_ZEROS = 400  # that are written out; a float has at most 324
 _MOST_EXPONENT_DIGITS = 9
 
 
@@ -46,7 +48,9 @@ def last_number_reward(
     completions: list, solution: list, log_extra: Callable[[str, list], None] | None = None, **kwargs: Any
 ) -> list[float | None]:
     """
-    Reward function: 1 if the last number is the gold answer, otherwise 0; `None` if the gold answer is not a number.
+    Reward function that gives 1 if the last number of a completion is the gold answer, and otherwise 0.
+
+    The reward is `None` if the gold answer is not a number.
     """
     answers = [_last_number(completion_text(completion)) for completion in completions]
     golds = [_gold_number(gold_text(gold) or "") for gold in solution]
@@ -56,13 +60,13 @@ def last_number_reward(
 
 
 def bare_number_reward(completions: list, **kwargs: Any) -> list[float]:
-    """Reward function for the form of a plain answer: 1 if a completion is a number and nothing else, otherwise 0."""
+    """Reward function for the form of an answer: it gives 1 if a completion is only a number, and otherwise 0."""
     texts = (_in_ascii(completion_text(completion)).strip() for completion in completions)
     return [float(_ONLY_A_NUMBER.fullmatch(text) is not None) for text in texts]
 
 
 def _last_number(text: str) -> str:
-    """The last number of a text, written as equal numbers are; empty if there is none."""
+    """Return the last number of a text in normal form, or an empty text if there is none."""
     text = _in_ascii(text).strip()
     last = deque(_NUMBER.finditer(text), maxlen=1)
     return _normal_form(last[0][0], is_negative=_has_minus(text[: last[0].start()])) if last else ""
@@ -74,7 +78,7 @@ def _gold_number(text: str) -> str | None:
 
 
 def _has_minus(before: str) -> bool:
-    """Return whether the text before a number makes it negative, and is not a subtraction, range, list or dash."""
+    """Return whether the text before a number ends with its sign, and not with a subtraction, range, list or dash."""
     before = before.removesuffix("$").removesuffix("\\")
     up_to_sign = before.rstrip(_SPACES)
     if not up_to_sign.endswith("-"):
@@ -82,14 +86,14 @@ def _has_minus(before: str) -> bool:
     left = up_to_sign[:-1]
     if up_to_sign == before:
         return left[-1:] in _BEFORE_A_SIGN or _ENDS_A_TERM.match(left[-1:]) is None
-    # With a space behind it, a minus is a sign only where nothing can be subtracted from.
+    # A minus that is followed by a space is a sign only if there is nothing to subtract from.
     opens_a_formula = left.endswith("$")
     left = left.rstrip(_SPACES)
     return not left or opens_a_formula or left[-1] in _BEFORE_A_SIGN
 
 
 def _in_ascii(text: str) -> str:
-    r"""The text with digits and signs as keyboards have them, and thousands separated by commas."""
+    r"""Return a text with ASCII digits and signs, and with thousands separated by commas."""
     if not text.isascii():
         text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_AS_ASCII))
     text = text.replace("{,}", ",").replace(",\\!", ",")
@@ -97,7 +101,11 @@ def _in_ascii(text: str) -> str:
 
 
 def _normal_form(number: str, is_negative: bool) -> str:
-    """One text for equal numbers: digits with a point, or with a power of ten where too many zeros would be needed."""
+    """
+    Return a number in the one form that equal numbers have.
+
+    It is written with digits and a point, or with a power of ten if it would have too many zeros.
+    """
     mantissa, _, exponent = number.replace(",", "").lower().partition("e")
     whole, _, decimals = mantissa.partition(".")
     digits = (whole + decimals).lstrip("0")

@@ -1,15 +1,20 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Symbolic comparison with math-verify, in worker processes that can be killed.
+"""Symbolic comparison of answers with math-verify, in worker processes that can be killed.
 
-A completion is hostile input: sympy may spend hours, or all memory, on a power tower. Timeouts inside a process need
-the main thread, and an interpreter that runs some of its own code meanwhile; killing a process needs neither. So the
-kernel holds every limit: a timer of processor time ends a worker that exceeds the time of one completion, another by
-the clock one that makes no headway, an address-space limit bounds its memory, and a third pipe, over which nothing is
-ever sent, ends a worker whose trainer is gone.
+A completion is untrusted input: sympy may need hours, or all memory, for a power tower. A timeout within a process
+needs the main thread, and an interpreter that runs Python code from time to time. Killing a process needs neither. So
+the operating system enforces every limit:
 
-    trainer  -- one line a batch: [[gold, text], ...] -->  worker
-             <-- "gold" once a gold answer is read that is not the one before, [reward, answer] of each completion
+- A timer of CPU time ends a worker that exceeds the time of one completion.
+- A timer of wall-clock time ends a worker that makes no progress.
+- A limit on the address space bounds the memory of a worker.
+- A third pipe, over which nothing is sent, ends a worker whose trainer no longer exists.
+
+The trainer and a worker exchange lines:
+
+    trainer  -- one line per batch: [[gold, text], ...] -->  worker
+             <-- "gold" after each gold answer that differs from the previous one, and [reward, answer] per completion
 """
 
 import json
@@ -52,7 +57,7 @@ class _Job:
     gold: str
     text: str
     verdict: _Verdict | None = None
-    has_failed_at: set[str] = field(default_factory=set)  # of "gold" and "completion"
+    has_failed_at: set[str] = field(default_factory=set)  # may contain "gold" and "completion"
 
 
 @dataclass(eq=False)
@@ -65,15 +70,16 @@ class _Worker:
     lifeline: int
     received: bytes = b""
     is_ready: bool = False
-    gold_read: str | None = None  # the last that was announced
+    gold_read: str | None = None  # the last gold answer that the worker has read
     batch: deque[_Job] = field(default_factory=deque)
 
     @classmethod
     def start(cls, timeout: float, memory_limit: int) -> "_Worker":
-        # Not multiprocessing: its spawn re-imports the training script, its fork copies a process that runs CUDA.
+        # `multiprocessing` cannot be used: its spawn imports the training script again, and its fork copies a process
+        # that uses CUDA.
         workers_end, lifeline = os.pipe()
-        # Python does not import from entries that are not text, such as a pathlib.Path, either. The path comes before
-        # any import: the working directory, which "-c" puts first, may hold a file of any name.
+        # The worker gets the same path, without entries that are not text, which Python ignores. The path is set
+        # before any import, because "-c" puts the working directory first, which may contain files of any name.
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         code = (
             f"import sys; sys.path[:] = {path!a}; "
@@ -81,8 +87,9 @@ class _Worker:
         )
         try:
             process = subprocess.Popen(
-                # Not isolated: that would keep out an editable install in the user site, which is a hook and no entry
-                # of the path. What a library warns of must not become an error here because the trainer asked for it.
+                # Without `-I`, which would hide an editable install in the user site: that is a hook, not an entry of
+                # the path. With `-W ignore`, so that warnings do not become errors because the trainer's settings say
+                # so.
                 [sys.executable, "-W", "ignore", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -99,7 +106,7 @@ class _Worker:
         return cls(process, process.stdin, process.stdout, lifeline)
 
     def send(self, jobs: list[_Job], patience: float) -> None:
-        """Hands over one batch. That the worker is gone shows when its answers are read."""
+        """Send one batch to the worker. If the worker has ended, [`receive`] will notice."""
         self.batch.extend(jobs)
         line = json.dumps([[job.gold, job.text] for job in jobs], ensure_ascii=False) + "\n"
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
@@ -107,12 +114,12 @@ class _Worker:
         poll.register(self.stdin, select.POLLOUT)
         with suppress(BrokenPipeError):
             while unsent:
-                if not poll.poll(1000 * patience):  # it was stopped from outside: what is written now breaks
+                if not poll.poll(1000 * patience):  # the worker was stopped from outside; the next write will fail
                     self.process.kill()
                 unsent = unsent[os.write(self.stdin.fileno(), unsent[: select.PIPE_BUF]) :]
 
     def receive(self) -> bool:
-        """Notes the answers that have arrived; returns whether the worker is still there."""
+        """Store the results that have arrived. Return whether the worker is still running."""
         data = os.read(self.stdout.fileno(), 1 << 16)
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
@@ -144,17 +151,26 @@ def _stop_all(workers: list[_Worker]) -> None:
 
 class MathVerifyReward:
     """
-    Reward function that compares answers symbolically with math-verify, each completion under hard limits. POSIX only.
+    Reward function that compares answers symbolically with math-verify, with hard limits per completion. POSIX only.
 
-    The verdicts are those of TRL's `accuracy_reward`: 1.0 if the answer equals the gold answer, 0.0 if not, `None` if
-    the gold answer cannot be parsed. A completion that takes longer than `timeout` is killed with its worker and is
-    incorrect; if the machine stalled or ran out of memory it is tried once more. A gold answer that cannot be read in
-    time twice is given up and logged: its completions get `None`. A copy, pickled or forked, has workers of its own.
+    The rewards are those of TRL's `accuracy_reward`: 1.0 if the answer equals the gold answer, 0.0 if not, and `None`
+    if the gold answer cannot be parsed. If a completion takes longer than `timeout`, its worker is killed and the
+    completion is incorrect. If the worker ended for another reason, such as a stalled machine or a lack of memory, the
+    completion is tried once more. If a gold answer cannot be read in time twice, this is logged and its completions
+    get `None`. A copy of the object, pickled or forked, has its own workers.
 
-    `timeout` is in seconds of processor time for one completion, its gold answer included. By the clock it may take
-    ten times as long, so that a busy machine makes no answer wrong. `num_workers` defaults to the cores of this
-    process divided by `LOCAL_WORLD_SIZE`, at most 8. `memory_limit` is the address space of one worker in bytes, held
-    by the operating system where it can (Linux). Raises `ValueError` for no time, no worker or less than 256 MiB.
+    Args:
+        timeout (`float`, *optional*, defaults to `5.0`):
+            Seconds of CPU time for one completion, including its gold answer. The wall-clock time may be ten times as
+            long, so that no answer becomes incorrect because the machine is busy.
+        num_workers (`int`, *optional*):
+            Number of worker processes. Defaults to the cores of this process divided by `LOCAL_WORLD_SIZE`, but at
+            most 8.
+        memory_limit (`int`, *optional*, defaults to 1 GiB):
+            Address space of one worker in bytes. Only Linux enforces this limit.
+
+    Raises:
+        ValueError: If `timeout` is not positive, `num_workers` is 0, or `memory_limit` is below 256 MiB.
     """
 
     __name__ = "math_verify_reward"
@@ -166,16 +182,16 @@ class MathVerifyReward:
             raise ValueError(f"`num_workers` must be at least 1, got {num_workers}.")
         if memory_limit < _SMALLEST_MEMORY_LIMIT:
             raise ValueError(
-                f"`memory_limit` must be at least {_SMALLEST_MEMORY_LIMIT} bytes, which math-verify itself may need, "
-                f"got {memory_limit}."
+                f"`memory_limit` must be at least {_SMALLEST_MEMORY_LIMIT} bytes, because math-verify itself may need "
+                f"as much, got {memory_limit}."
             )
-        if num_workers is None:  # this process shares its cores with the others that train on this machine
+        if num_workers is None:  # the training processes of a machine share its cores
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             num_workers = max(1, min(8, cores // num_processes_of("LOCAL_WORLD_SIZE")))
         self.timeout = timeout
         self.num_workers = num_workers
         self.memory_limit = memory_limit
-        self._patience = STARTUP_LIMIT + 2 * CLOCK_FACTOR * timeout  # seconds in which some worker says something
+        self._patience = STARTUP_LIMIT + 2 * CLOCK_FACTOR * timeout  # seconds within which a worker must respond
         self._workers: list[_Worker] = []
         self._hopeless_golds: set[str] = set()
         self._num_ended = self._num_killed_at_start = 0  # workers, in the current call
@@ -195,11 +211,14 @@ class MathVerifyReward:
         **kwargs: Any,
     ) -> list[float | None]:
         """
-        As [`math_verify_reward`]. `log_extra` receives the extracted answers as the column `math_verify_answer`.
-        `log_metric` receives the share of completions that were killed (`math_verify/killed`), workers that had to be
-        replaced (`math_verify/worker_restarts`) and gold answers given up so far (`math_verify/hopeless_golds`).
+        Return the reward of each completion.
+
+        `log_extra` receives the extracted answers as the column `math_verify_answer`. `log_metric` receives the share
+        of completions that were killed (`math_verify/killed`), the number of workers that were replaced
+        (`math_verify/worker_restarts`) and the number of gold answers that could not be read so far
+        (`math_verify/hopeless_golds`).
         """
-        # A group often repeats itself: one completion and gold answer, one job.
+        # A group often contains equal completions. Each pair of a gold answer and a completion is scored once.
         golds = [gold_text(gold) for gold in solution]
         pairs = [
             None if gold is None else (gold, completion_text(completion))
@@ -210,13 +229,13 @@ class MathVerifyReward:
             try:
                 self._score(list(jobs.values()))
             except BaseException:
-                # What they are busy with will never be asked for.
+                # Nobody will ask for the results that the workers are computing.
                 _stop_all(self._workers)
                 raise
             num_ended, num_hopeless = self._num_ended, len(self._hopeless_golds)
         verdicts = [_Verdict(None, SKIPPED) if pair is None else cast(_Verdict, jobs[pair].verdict) for pair in pairs]
         if log_extra is not None:
-            # Named after the reward: two rewards that log one column would append to each other's rows.
+            # The column has the name of the reward. Two rewards with the same column would append to each other's.
             log_extra("math_verify_answer", [loggable(verdict.answer) for verdict in verdicts])
         if log_metric is not None and verdicts:
             log_metric("math_verify/killed", sum(verdict.answer == _KILLED for verdict in verdicts) / len(verdicts))
@@ -230,9 +249,10 @@ class MathVerifyReward:
             _stop_all(self._workers)
 
     def _score(self, jobs: list[_Job]) -> None:
-        """Gives every job its verdict: keeps each worker busy with one batch until nothing is left."""
+        """Score all jobs. Each worker gets one batch at a time."""
         self._num_ended = self._num_killed_at_start = 0
-        # Neighbours go to one worker: they are mostly completions of one prompt and share its parsed gold answer.
+        # Adjacent jobs go to the same worker. Most of them are completions of one prompt, so that the worker has to
+        # parse its gold answer only once.
         size = max(1, min(_LARGEST_BATCH, len(jobs) // (4 * self.num_workers)))
         todo = self._open_batches(jobs[start : start + size] for start in range(0, len(jobs), size))
         with selectors.DefaultSelector() as selector:
@@ -247,7 +267,7 @@ class MathVerifyReward:
                     if worker.is_ready and not worker.batch and todo:
                         worker.send(todo.popleft(), self._patience)
                 events = selector.select(self._patience)
-                if not events:  # they were stopped from outside, and their own clocks with them
+                if not events:  # the workers were stopped from outside, including their timers
                     for worker in self._workers:
                         worker.process.kill()
                 for key, _ in events:
@@ -255,11 +275,11 @@ class MathVerifyReward:
                     if not worker.receive():
                         selector.unregister(worker.stdout)
                         self._workers.remove(worker)
-                        self._bury(worker)
+                        self._handle_end(worker)
                         todo = self._open_batches([worker.batch, *todo])
 
     def _open_batches(self, batches: Iterable[Iterable[_Job]]) -> deque[list[_Job]]:
-        """The batches without the jobs that need no worker: decided, or with a gold answer that kills workers."""
+        """Return the batches without jobs that are decided or whose gold answer could not be read."""
         open_batches = []
         for batch in map(list, batches):
             for job in batch:
@@ -268,27 +288,27 @@ class MathVerifyReward:
             open_batches.append([job for job in batch if job.verdict is None])
         return deque(filter(None, open_batches))
 
-    def _bury(self, worker: _Worker) -> None:
-        """Finds out why a worker is gone; the job that it failed at gets its verdict, or one more try."""
-        # The pipe is closed a moment before the process is gone: to kill it now would hide how it ended.
+    def _handle_end(self, worker: _Worker) -> None:
+        """Find out why a worker has ended. The job that it failed at gets its verdict, or is tried again."""
+        # The pipe is closed a moment before the process ends. Killing the process now would hide how it ended.
         status = worker.process.wait()
         worker.close_pipes()
         self._num_ended += 1
         if not worker.is_ready:
             self._num_killed_at_start += 1
-            # A worker that was killed, by the startup limit or by a lack of memory, is started once more; one that
-            # ended by itself would end the same way again.
+            # A worker that was killed, by the startup limit or for lack of memory, is started again. A worker that
+            # ended by itself would end in the same way again.
             if status >= 0 or self._num_killed_at_start > self.num_workers:
                 raise RuntimeError(
-                    f"A math-verify worker ended with status {status} before it was ready (limit {STARTUP_LIMIT} s); "
-                    f"its own message is on stderr. Check that `{sys.executable}` can import math_verify, and that "
-                    "there is memory for it."
+                    f"A math-verify worker ended with status {status} before it was ready (limit {STARTUP_LIMIT} s). "
+                    f"Its own message is on stderr. Check that `{sys.executable}` can import math_verify, and that "
+                    "there is enough memory."
                 )
         elif worker.batch and status != RETIRED:
             job = worker.batch[0]
             stage = "completion" if worker.gold_read == job.gold else "gold"
-            # The time that it used is a completion's own doing. Another end may be an accident, such as a machine that
-            # stood still; and a gold answer is worth all its completions.
+            # If a completion used too much CPU time, it would do so again. Any other end may be an accident, such as a
+            # stalled machine. A gold answer is always tried again, because all of its completions depend on it.
             is_final = stage in job.has_failed_at or (stage == "completion" and status == -signal.SIGPROF)
             job.has_failed_at.add(stage)
             if is_final and stage == "completion":
@@ -298,8 +318,9 @@ class MathVerifyReward:
                 if job.gold not in self._hopeless_golds:
                     self._hopeless_golds.add(job.gold)
                     logger.warning(
-                        f"math-verify did not finish reading the gold answer {job.gold!r:.80}, tried twice (`timeout` "
-                        f"{self.timeout:g} s): its completions get no reward."
+                        f"math-verify could not read the gold answer {job.gold!r:.80} within "
+                        f"`timeout={self.timeout:g}` seconds in two attempts, so its completions get no reward. "
+                        "Correct the gold answer, or raise `timeout`."
                     )
 
 
@@ -307,7 +328,7 @@ _instances: weakref.WeakSet[MathVerifyReward] = weakref.WeakSet()
 
 
 def _forget_workers() -> None:
-    """After a fork the workers are the parent's; an open end in the child would keep them alive."""
+    """Close the pipes of a forked child. The workers are the parent's, and an open pipe would keep them alive."""
     for reward in _instances:
         for worker in reward._workers:
             worker.close_pipes()
@@ -325,10 +346,15 @@ def math_verify_reward(
     completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
-    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB per completion. Raises `TypeError`
-    for values of a type that cannot be read, `RuntimeError` if no worker can be started.
+    Reward function that compares answers symbolically with math-verify: [`MathVerifyReward`] with its defaults.
+
+    A completion has 5 seconds of CPU time and 1 GiB of address space.
+
+    Raises:
+        TypeError: If a completion or a gold answer has a type that cannot be read.
+        RuntimeError: If no worker can be started.
     """
     return _default(completions, solution, **kwargs)
 
 
-math_verify_reward.close = _default.close  # type: ignore[attr-defined]  # of whoever does not need its workers any more
+math_verify_reward.close = _default.close  # type: ignore[attr-defined]  # stops the workers if they are not needed

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process of `math_verify.py`: nothing here runs in the trainer, and only here math-verify is imported."""
+"""Worker process of `math_verify.py`. Nothing here runs in the trainer, and only this module imports math-verify."""
 
 import json
 import logging
@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 
-STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
-CLOCK_FACTOR = 10  # a completion's limit by the clock over its limit of processor time
+STARTUP_LIMIT = 120  # seconds to import math-verify, also on a busy machine
+CLOCK_FACTOR = 10  # limit of wall-clock time of a completion, divided by its limit of CPU time
 RETIRED = 3  # exit status of a worker that asks to be replaced
-READY, GOLD_READ = "ready", "gold"  # what it says besides verdicts
+READY, GOLD_READ = "ready", "gold"  # messages of a worker besides verdicts
 SKIPPED = "[skipped]"  # used instead of an answer if the gold answer cannot be parsed
 
 _UNPARSEABLE = "[unparseable]"
@@ -25,7 +25,7 @@ _LOGGED_CHARACTERS = 200
 
 
 def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
-    """Scores batches from stdin until it is closed; ends at once if the lifeline is."""
+    """Score batches from stdin until it is closed. The process ends at once if the lifeline is closed."""
     import fcntl
     import resource
 
@@ -35,16 +35,16 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
     signal.alarm(STARTUP_LIMIT)
-    # The kernel ends this process with SIGIO, whatever it is doing, once the other end of the lifeline is closed.
+    # When the other end of the lifeline is closed, SIGIO ends this process, whatever it is doing.
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
-    # The answers have stdout for themselves: whatever a library prints must not mix with them.
+    # Only answers are written to the original stdout. What a library prints goes elsewhere.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     scorer = _Scorer()
     _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
     held = memory_limit if ceiling == resource.RLIM_INFINITY else min(memory_limit, ceiling)
-    with suppress(OSError, ValueError):  # macOS knows the limit but does not set it
+    with suppress(OSError, ValueError):  # macOS knows this limit, but cannot set it
         resource.setrlimit(resource.RLIMIT_AS, (held, held))
     signal.alarm(0)
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -52,7 +52,8 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     os.dup2(devnull, 2)
 
     def answer(message: Any) -> None:
-        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # a trainer that is slow to read is not our delay
+        # The time that a slow trainer takes to read does not count.
+        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         answers.write(json.dumps(message).encode() + b"\n")
         signal.setitimer(signal.ITIMER_REAL, remaining)
 
@@ -63,7 +64,7 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, timeout)
             signal.setitimer(signal.ITIMER_REAL, CLOCK_FACTOR * timeout)
             scorer.read_gold(gold)
-            # Also where it was known, be it from the scorer's test of itself: the trainer knows only what it is told.
+            # Also if the gold answer was cached: the trainer does not know what is in the cache.
             if gold != announced:
                 answer(GOLD_READ)
                 announced = gold
@@ -72,12 +73,13 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             answer(verdict)
             if _address_space() > memory_limit // 2:
-                # What sympy has cached may leave too little for the next completion, which would be blamed for it.
+                # The caches of sympy may leave too little memory for the next completion, which would then be judged
+                # incorrect for it.
                 os._exit(RETIRED)
 
 
 def _address_space() -> float:
-    """Address space of this process in bytes; 0 where there is no /proc, infinite where it is used up."""
+    """Return the address space of this process in bytes: 0 without /proc, and infinity if no memory is left."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -88,13 +90,13 @@ def _address_space() -> float:
 
 
 class _Scorer:
-    """math-verify with the settings of TRL's `accuracy_reward`; time and memory are held from outside."""
+    """math-verify with the settings of TRL's `accuracy_reward`, but without its limits of time."""
 
     def __init__(self) -> None:
         import math_verify
         from latex2sympy2_extended import NormalizationConfig
 
-        # It warns that its own time limits are off, and of every text that it cannot parse.
+        # math-verify warns that its own time limits are off, and about every text that it cannot parse.
         logging.getLogger("math_verify").setLevel(logging.CRITICAL)
         self._math_verify = math_verify
         self._extraction_config = [
@@ -104,14 +106,17 @@ class _Scorer:
                 try_extract_without_anchor=False,
             )
         ]
-        # Every pattern of that configuration needs one of these; a truncated completion often has neither, and the
-        # patterns take quadratic time to find that out.
+        # Every pattern of that configuration needs one of these two. Completions that were cut off often have neither,
+        # and the patterns would take quadratic time to find that out.
         self._anchor = re.compile(r"(?i:answer)|\\boxed\{")
         self._golds: dict[str, list] = {}
-        # A release of math-verify that cannot be used this way must not look like incorrect answers.
+        # If a future release of math-verify cannot be used in this way, it must not look like incorrect answers.
         self.read_gold("1")
         if self.score("1", "\\boxed{1}") != (1.0, "1") or self.score("1", "\\boxed{2}") != (0.0, "2"):
-            raise RuntimeError(f"math-verify does not tell 1 from 2 ({math_verify.__file__}).")
+            raise RuntimeError(
+                f"math-verify in {math_verify.__file__} gives unexpected results for `1` and `2`. Install the version "
+                "that this package requires."
+            )
 
     def read_gold(self, gold: str) -> None:
         if gold in self._golds:
@@ -121,7 +126,7 @@ class _Scorer:
         self._golds[gold] = self._math_verify.parse(gold, parsing_timeout=None)
 
     def score(self, gold: str, text: str) -> tuple[float | None, str]:
-        """Reward and extracted answer of one completion whose gold answer has been read."""
+        """Return the reward and the extracted answer of a completion whose gold answer has been read."""
         parsed_gold = self._golds[gold]
         if not parsed_gold:
             return None, SKIPPED
@@ -131,7 +136,7 @@ class _Scorer:
             text, extraction_config=self._extraction_config, extraction_mode="first_match", parsing_timeout=None
         )
         written = [part for part in parsed if isinstance(part, str)]
-        # One equal pair is enough for math-verify too, which compares the symbolic ones first, at their price.
+        # One equal pair is enough for math-verify, too. But it compares the symbolic forms first, which is slow.
         is_same = any(
             isinstance(part, str) and part.strip() and part.strip() == answer.strip()
             for part in parsed_gold

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reward functions that have a name in recipes and on command lines, and what they ask of data and prompts."""
+"""Reward functions that can be named in recipes and on command lines, and the prompt styles that fit them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -16,19 +16,19 @@ REWARD_FUNCS: dict[str, Callable[..., Any]] = {
     "last_number": last_number_reward,
     "bare_number": bare_number_reward,
 }
-# The prompt style that asks for what a reward function reads, by its name.
+# The prompt style that asks for the form of answer that a reward function reads, by the name of the function.
 _STYLES = {"dapo_math_reward": "answer_line", "math_verify_reward": "boxed", "accuracy_reward": "boxed"}
-# What reward functions log where they find no answer.
+# What reward functions log for completions without an answer.
 _NO_ANSWER = {"", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}
 
 
 def read_math_problems(reward_funcs: Collection[Any]) -> bool:
-    """Whether all reward functions are of this package, so that none reads a column that the math loader renames."""
+    """Return whether all reward functions are of this package and so read only the columns of math problems."""
     return all(any(each is own for own in REWARD_FUNCS.values()) for each in reward_funcs)
 
 
 def default_prompt_style(reward_funcs: Collection[Any]) -> str:
-    """The prompt style that asks for what the first of the reward functions reads; `"as_is"` if none says."""
+    """Return the prompt style of the first reward function that has one, or `"as_is"`."""
     styles = (_STYLES.get(getattr(each, "__name__", "")) for each in reward_funcs)
     return next(filter(None, styles), "as_is")
 
@@ -37,10 +37,11 @@ def find_answers(
     names: Sequence[str], logged: Mapping[str, Sequence[Any]], texts: Sequence[str]
 ) -> tuple[list[str | None], bool]:
     """
-    The answer that each completion states, on which maj@k votes.
+    Return the final answer of each completion, on which maj@k votes.
 
-    It is what a reward function passed to `log_extra` as the column `answer`, `<its name>_answer`, or that name
-    without `_reward`. Without such a column it is the last `Answer:` line or the last `\\boxed{}` of the text.
+    A reward function may pass the answers to `log_extra`, as the column `answer` or `<name of the function>_answer`,
+    with or without the `_reward` of its name. If there is no such column, the answer is the last `Answer:` line or the
+    last `\\boxed{}` of the text.
 
     Args:
         names (`Sequence[str]`):
@@ -51,8 +52,8 @@ def find_answers(
             The completions.
 
     Returns:
-        `tuple[list[str | None], bool]`: the answers, `None` where there is none, and whether a reward function said
-        them.
+        `tuple[list[str | None], bool]`: The answers, with `None` for a completion without one, and whether they are
+        from a reward function.
     """
     columns = ["answer"]
     for name in names:
@@ -64,6 +65,6 @@ def find_answers(
 
 
 def answer_text(answer: Any) -> str | None:
-    """An answer as text that a file can hold; `None` where a scorer says that there is none."""
+    """Return an answer as text that can be stored in a file, or `None` if a reward function found no answer."""
     text = None if answer is None else loggable(str(answer))
     return None if text in _NO_ANSWER else text

@@ -12,8 +12,12 @@ def scale_reward(
     values: Iterable[float | None], source_min: float, source_max: float, target_min: float, target_max: float
 ) -> list[float]:
     """
-    Clamp rewards to `[source_min, source_max]`, then map that range linearly onto `[target_min, target_max]`. `None`
-    and NaN, TRL's marks of no reward, become NaN. Raises `ValueError` if a bound is infinite or a range empty.
+    Clamp rewards to `[source_min, source_max]`, then map that range linearly to `[target_min, target_max]`.
+
+    `None` and NaN, which mean "no reward" in TRL, become NaN.
+
+    Raises:
+        ValueError: If a bound is infinite or a range is empty.
     """
     if (message := why_unscalable(source_min, source_max, target_min, target_max)) is not None:
         raise ValueError(message)
@@ -23,6 +27,6 @@ def scale_reward(
             scaled.append(math.nan)
             continue
         share = (min(max(float(value), source_min), source_max) - source_min) / (source_max - source_min)
-        # Both ends are met exactly, which `target_min + share * width` would not promise.
+        # This form gives exactly `target_min` and `target_max` at the ends. `target_min + share * width` might not.
         scaled.append(target_min * (1.0 - share) + target_max * share)
     return scaled

@@ -1,6 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The task reward: what decides whether a group trains, and what counts as right, in training and in evaluation."""
+"""The task reward, which decides which groups are accepted and which completions are correct.
+
+Training and evaluation use the same task reward.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -16,38 +19,43 @@ from .scaling import scale_reward
 
 
 SCORES_LEFT_OUT = (
-    "Nothing says which completions are correct, so avg@k, pass@k and maj@k are left out. Name the reward that "
-    "says so in `dynamic_sampling_rewards`."
+    "No reward function says which completions are correct, so avg@k, pass@k and maj@k are left out. Name the "
+    "function that does in `dynamic_sampling_rewards`."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReward:
-    """The reward functions that decide which groups are accepted, and their rule. Made by [`TaskReward.choose`]."""
+    """
+    The reward functions that decide which groups are accepted, and the rule by which they do.
 
-    names: tuple[str, ...]  # of those that decide
-    shaping: tuple[str, ...]  # of those that do not, and have a weight: they only shape the advantages
-    # If one function decides, its weight is 1, or -1 if it is negative: its size matters only to the advantages,
-    # and the reward is compared as it was given.
+    [`TaskReward.choose`] creates it.
+    """
+
+    names: tuple[str, ...]  # of the functions that decide
+    shaping: tuple[str, ...]  # of the other functions with a weight, which only shape the advantages
+    # If a single function decides, its weight here is 1, or -1 if its weight is negative: rewards are compared without
+    # the size of the weight, which matters only to the advantages.
     weights_F: Tensor
     is_task_F: Tensor
     criterion: Criterion
-    # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
-    # for well-formatted nonsense.
+    # Whether one function decides, or the deciding functions were named. Otherwise no completion is called correct:
+    # the sum of an accuracy and a format reward exceeds any threshold for well-formatted nonsense.
     is_decided: bool
-    best: float = 1.0  # what a reward function gives for what cannot be done better
-    # Rewards that nobody named: three values, or those of a model, are not verdicts. Groups are still accepted by
-    # their spread.
+    best: float = 1.0  # the best reward that a function can give
+    # A function that was not named may give scores instead of verdicts: it is a model, or gives more than two values.
+    # Its scores do not say which completions are correct, but groups are still accepted if they differ.
     is_named: bool = False
     is_graded: bool = False
-    values: frozenset[float] = frozenset()  # seen so far
+    values: frozenset[float] = frozenset()  # the different rewards so far
 
     @property
     def has_correctness(self) -> bool:
-        """Whether completions can be called correct."""
+        """Whether the rewards say which completions are correct."""
         return self.is_decided and not self.is_graded
 
     def having_seen(self, rewards_BF: Tensor) -> "TaskReward":
+        """Return this task reward with the values of these rewards added. With more than two they are scores."""
         if self.is_named or self.is_graded:
             return self
         rewards_B, values = self.of(rewards_BF), self.values
@@ -59,7 +67,7 @@ class TaskReward:
         return self if values == self.values else self.with_values(values)
 
     def with_values(self, values: Collection[float]) -> "TaskReward":
-        """Return it with these values seen; scores stay scores."""
+        """Return this task reward with these values instead. If its rewards were scores before, they stay scores."""
         if self.is_named:
             return self
         return replace(self, values=frozenset(values), is_graded=self.is_graded or len(values) > 2)
@@ -77,29 +85,50 @@ class TaskReward:
         best: float = 1.0,
         models: Collection[str] = (),
     ) -> "TaskReward":
-        """Those decide that are `chosen`, or all but length penalties and those of weight 0."""
+        """
+        Return the task reward of the chosen functions, or of all except length penalties and those with weight 0.
+
+        Args:
+            names (`Sequence[str]`):
+                Names of the reward functions.
+            weights_F (`torch.Tensor`):
+                Weight of each function.
+            chosen (`Sequence[str]`, *optional*):
+                Names in `dynamic_sampling_rewards`.
+            min_accuracy (`float`, *optional*, defaults to `0.0`):
+                See `dynamic_sampling_min_accuracy`.
+            max_accuracy (`float`, *optional*, defaults to `1.0`):
+                See `dynamic_sampling_max_accuracy`.
+            accuracy_threshold (`float`, *optional*, defaults to `0.0`):
+                See `dynamic_sampling_accuracy_threshold`.
+            best (`float`, *optional*, defaults to `1.0`):
+                The best reward that a function can give.
+            models (`Collection[str]`, *optional*):
+                Names of the functions that are reward models.
+        """
         weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
         candidates = [name for name in names if not is_length_penalty(name)]
         listed = ", ".join(map(repr, candidates)) or "none"
         if unknown := [name for name in chosen or () if name not in names]:
             raise ValueError(
-                f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, but the reward functions are "
-                f"{', '.join(map(repr, names))}."
+                f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, which is not a reward function of "
+                f"this run. Choose from {', '.join(map(repr, names))}."
             )
         if penalties := [name for name in chosen or () if is_length_penalty(name)]:
             raise ValueError(
                 f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of incorrect "
                 f"completions of different lengths would be accepted. Choose from {listed}."
             )
-        # One of weight 0 is there to be logged.
+        # Functions with weight 0 are only logged.
         deciding = [name for name in candidates if name in weighted] or candidates
         if chosen is not None:
             deciding = list(dict.fromkeys(chosen))
             idle = [name for name in deciding if name not in weighted]
             if len(deciding) > 1 and idle:
                 raise ValueError(
-                    f"`dynamic_sampling_rewards` names {idle[0]!r}, whose weight in `reward_weights` is 0: it adds "
-                    "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
+                    f"`dynamic_sampling_rewards` names {idle[0]!r}, whose weight in `reward_weights` is 0, so it adds "
+                    "nothing to the weighted sum that decides. Name only this function, give it a weight, or leave it "
+                    "out."
                 )
         is_decided = chosen is not None or len(deciding) == 1
         # A length penalty may be the only function, although no completion is correct by it.
@@ -140,10 +169,14 @@ class TaskReward:
 
     @property
     def why_no_correctness(self) -> str | None:
-        """Why no completion can be called correct, for the message about a setting that needs it; `None` if it can."""
+        """
+        Why the rewards do not say which completions are correct, or `None` if they do.
+
+        It completes the message about a setting that needs to know, such as "`dynamic_sampling_memory=True` ...".
+        """
         if self.is_decided and self.is_graded:
             return (
-                f"{NEEDS_CORRECTNESS}, and {self.names[0]!r} gives scores. Set "
+                f"{NEEDS_CORRECTNESS}, but {self.names[0]!r} gives scores. Set "
                 "`dynamic_sampling_accuracy_threshold`: a completion with a score above it is correct."
             )
         return None if self.is_decided else _ambiguous(", ".join(map(repr, self.names)))
@@ -156,8 +189,9 @@ class TaskReward:
 
     def _full_scores(self, rewards_BF: Tensor) -> Tensor:
         """
-        Return the best possible reward of each completion, by the functions that scored it: others are for other
-        prompts.
+        Return the best possible task reward of each completion.
+
+        Only functions that scored the completion count. A function may give no reward for prompts of other tasks.
         """
         if not self.is_decided:
             return torch.full((len(rewards_BF),), math.inf, dtype=torch.double, device=rewards_BF.device)
@@ -165,7 +199,7 @@ class TaskReward:
         return self.of(best_BF)
 
     def scaled(self, rewards_BF: Tensor, scaling: Sequence[float] | None) -> Tensor:
-        """The rewards with the task's own scaled, as `reward_scaling` asks."""
+        """Return the rewards with those of the task reward scaled by `reward_scaling`."""
         if scaling is None:
             return rewards_BF
         rewards_BF = rewards_BF.clone()
@@ -175,7 +209,7 @@ class TaskReward:
         return rewards_BF
 
     def drop_reasons(self, rewards_BF: Tensor, masked_B: Tensor | None, num_generations: int) -> list[str | None]:
-        """For each group `None`, or why it is dropped; `masked_B` says which completions overlong filtering masks."""
+        """Return for each group why it is dropped, or `None`. `masked_B` marks overlong completions to leave out."""
         rewards_NG = self.of(rewards_BF).view(-1, num_generations)
         masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
         sizes_NG, full_NG = (of(rewards_BF).view_as(rewards_NG) for of in (self._sizes, self._full_scores))
@@ -184,49 +218,53 @@ class TaskReward:
     def count_correct(
         self, rewards_BF: Tensor, masked_B: Tensor | None, reasons: list[str | None], num_known: int = 0
     ) -> list[tuple[int, int]]:
-        """Correct and scored completions of each group, as the decision on it takes them, without the first known."""
+        """
+        Return the numbers of correct and of scored completions of each group, by which the group is judged.
+
+        The first `num_known` completions of a group are not counted.
+        """
         rewards_NG = self.of(rewards_BF).view(len(reasons), -1)
         masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
         sizes_NG = self._sizes(rewards_BF).view_as(rewards_NG)
         return count_correct(rewards_NG, masked_NG, reasons, self.criterion, num_known, sizes_NG)
 
     def is_correct(self, rewards_BF: Tensor) -> Tensor:
-        """Return whether each completion is correct. A completion that was not scored is not."""
+        """Return whether each completion is correct. A completion without a reward is not correct."""
         return is_correct(self.of(rewards_BF), self.criterion, self._sizes(rewards_BF))
 
     def metrics(self, groups: Iterable[Tensor], skipped: Iterable[float] = ()) -> dict[str, float]:
         """Return the mean share of correct completions per prompt. Skipped prompts count with the expected share."""
         if not self.has_correctness:
             return {}
-        # Hard prompts are sampled oftener, and more of each: completions would be counted by what they have taught.
+        # The mean is over prompts. Over completions it would depend on how many are sampled of each prompt, and of
+        # hard prompts more are sampled.
         correct = (self.is_correct(rewards_BF)[~self.of(rewards_BF).isnan()].double() for rewards_BF in groups)
         shares = [*skipped, *(correct_B.mean().item() for correct_B in correct if len(correct_B))]
         return {"task_accuracy": sum(shares) / len(shares)} if shares else {}
 
     def describe(self, filtered: bool = False) -> str:
-        """One line for the start of a run: what decides, by what threshold, and what only shapes."""
+        """Return the line at the start of a run: which rewards decide, their threshold, and which only shape."""
         names = ", ".join(map(repr, self.names))
         subject = f"the weighted sum of {names}"
         if len(self.names) == 1:
             subject = names if (self.weights_F[self.is_task_F] > 0).all() else f"minus {names}"
         parts = []
         if filtered:
-            parts.append("`group_filter` decides which groups train.")
+            parts.append("`group_filter` decides which groups are accepted.")
         else:
             low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
             band = ""
             if (low, high) != (0.0, 1.0):
-                band = f" and more than {low:g} and less than {high:g} of it is correct"
-            parts.append(f"A group trains if {subject} differs within it{band}.")
+                band = f", and if the share of correct completions is above {low:g} and below {high:g}"
+            parts.append(f"A group is accepted if {subject} differs between its completions{band}.")
         if self.has_correctness:
-            unless = "" if self.is_named else ", unless it takes more than two values"
-            parts.append(
-                f"A completion is correct if {subject} is above {self.criterion.accuracy_threshold:g}{unless}."
-            )
+            parts.append(f"A completion is correct if {subject} is above {self.criterion.accuracy_threshold:g}.")
+            if not self.is_named:
+                parts.append("If this reward takes more than two values, no completion counts as correct.")
         elif filtered or not self.undecided:
             parts.append(SCORES_LEFT_OUT)
         else:  # the line about sampling says which setting to use
-            parts.append("Nothing says which completions are correct, so avg@k, pass@k and maj@k are left out.")
+            parts.append(SCORES_LEFT_OUT.partition(". ")[0] + ".")
         if self.shaping:
             only = "only shapes" if len(self.shaping) == 1 else "only shape"
             parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")
@@ -235,6 +273,6 @@ class TaskReward:
 
 def _ambiguous(candidates: str) -> str:
     return (
-        f"{NEEDS_CORRECTNESS}, but several reward functions decide: {candidates}. "
-        "Name the one that says what is correct in `dynamic_sampling_rewards`."
+        f"{NEEDS_CORRECTNESS}, but several reward functions decide together: {candidates}. Name the one that judges "
+        "correctness in `dynamic_sampling_rewards`."
     )

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The files that [`DAPOTrainer`] adds to a checkpoint of transformers, and which checkpoints are complete."""
+"""Files that [`DAPOTrainer`] adds to transformers' checkpoints, and the search for complete checkpoints."""
 
 import json
 import math
@@ -32,7 +32,7 @@ logger = logging.get_logger(__name__)
 STATE_NAME = "dapo_state.json"
 MEMORY_NAME = "dapo_memory.parquet"
 RANK_NAME = "dapo_state_rank{}.pt"
-# What a trainer gives to `save_state`, and `save_state` adds.
+# Keys of the part of a process: those that a trainer passes to `save_state`, and those that `save_state` adds.
 LOCAL_KEYS = {
     "settings",
     "fingerprint",
@@ -44,9 +44,9 @@ LOCAL_KEYS = {
     "reward_values",
     "num_processes",
 }
-WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
-# The settings that a checkpoint's rows depend on: how they are sampled, which groups train, and with which rewards and
-# advantages.
+TRAINER_STATE_NAME = "trainer_state.json"  # transformers writes this file last
+# Settings that the rows in a checkpoint depend on: how they are sampled, which groups are accepted, and with which
+# rewards and advantages they are trained on.
 RESUME_FINGERPRINT = (
     "num_generations",
     "dynamic_sampling_mode",
@@ -81,26 +81,35 @@ RESUME_FINGERPRINT = (
 
 
 def fingerprint(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
-    """Return what rows depend on: settings, and `others`. It can be written as JSON: a callable is its name."""
-    idle: tuple[str, ...] = ()  # beginnings of the names of settings that have no effect
+    """
+    Return the settings that the rows of a checkpoint depend on, together with `others`.
+
+    The result can be written as JSON. A function is represented by its name.
+    """
+    unused: tuple[str, ...] = ()  # prefixes of settings that have no effect
     if not args.use_vllm:
-        idle += ("vllm_",)
+        unused += ("vllm_",)
     if not args.use_dynamic_sampling:
-        idle += ("dynamic_sampling_",)
-    rule = {name: getattr(args, name) for name in RESUME_FINGERPRINT if not name.startswith(idle)}
-    return without_secrets(json.loads(json.dumps(rule | others, default=_qualified_name)))
+        unused += ("dynamic_sampling_",)
+    settings = {name: getattr(args, name) for name in RESUME_FINGERPRINT if not name.startswith(unused)}
+    return without_secrets(json.loads(json.dumps(settings | others, default=_qualified_name)))
 
 
 def _qualified_name(value: Any) -> str:
-    """A function's or a class's name, or that of an object's class; an address would differ in the next run."""
-    named = getattr(value, "func", value)  # of a `functools.partial`
+    """
+    Return the name of a function or class, or of an object's class.
+
+    The `repr` of an object may contain its address, which would differ in the next run.
+    """
+    named = getattr(value, "func", value)  # the function of a `functools.partial`
     return getattr(named, "__qualname__", type(named).__qualname__)
 
 
 def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, local: dict[str, Any]) -> None:
     """
-    Write what a trainer needs to continue as if it had not stopped. `local` is this rank's part. Every rank must call
-    it.
+    Write what a trainer needs to continue as if it had not stopped.
+
+    `local` is the part of this process. Every process must call this function.
     """
     rank, num_ranks = rank_and_world_size()
     torch.save({**local, "num_processes": num_ranks}, folder / RANK_NAME.format(rank))
@@ -115,13 +124,17 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
 def load_state(
     folder: Path,
     sampler: Sampler | None,
-    mismatches: Callable[[dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
-    restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
+    mismatches: Callable[[dict], dict[str, tuple]],  # returns the settings that do not fit the rows, by name
+    restore: Callable[[dict, bool], None],  # receives the part of this process, and whether its rows can be used
     ignore_data_skip: bool,
 ) -> None:
-    """Continue from [`save_state`]. What cannot be read on one rank is left out on all."""
+    """
+    Restore what [`save_state`] has written.
+
+    If one process cannot read a part, no process uses it. Every process must call this function.
+    """
     rank, num_processes = rank_and_world_size()
-    say = logger.warning if rank == 0 else logger.debug  # all ranks find the same
+    warn = logger.warning if rank == 0 else logger.debug  # all processes have the same warnings
     shared, problem = _read_shared(folder, sampler)
     local, lost = _read_local(folder / RANK_NAME.format(rank))
     has_rows = local is not None and (
@@ -143,15 +156,19 @@ def load_state(
     all_lost = [one["lost"] for one in found if one["lost"]]
     is_model_alone = not has_optimizer and not (folder / STATE_NAME).exists()
     if not has_optimizer:
-        say(
-            f"{folder} holds no optimizer, as with `save_only_model=True`: the optimizer and the learning-rate "
-            f"schedule start again{', and the prompts start a fresh pass' if is_model_alone else ''}. The weights and "
-            "the number of the step are resumed. Save with `save_only_model=False` to resume all of it."
+        warn(
+            f"{folder} contains no optimizer, as with `save_only_model=True`. The weights and the number of the step "
+            "are resumed, but the optimizer and the learning-rate schedule start from the beginning"
+            f"{', and so does the pass over the prompts' if is_model_alone else ''}. Save checkpoints with "
+            "`save_only_model=False` to resume everything."
         )
     if is_model_alone:
         return
     if shared is None or problems:
-        say(f"{folder} cannot be resumed as a whole: {problems[0]}. The {resumed}, the prompts start a fresh pass.")
+        warn(
+            f"{folder} can be resumed only in part: {problems[0]}. The {resumed}, and the pass over the prompts "
+            "starts from the beginning."
+        )
         return
     if all_lost:
         local = None
@@ -166,36 +183,37 @@ def load_state(
         found_different, num_lost = sampler.load_state_dict(shared, queue, ignore_data_skip)
         differs |= found_different
         if num_lost:
-            say(
-                f"{folder} holds the first completions of {num_lost} groups whose examples are not found again: they "
-                "are left behind."
+            warn(
+                f"{folder} contains the first completions of {num_lost} groups whose examples are not in the dataset "
+                "any more. These completions are not used."
             )
     if local is not None:
         restore(local, not differs)
     if all_lost and not differs:
-        say(
-            f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
-            "carried groups are left behind, all else is resumed."
+        warn(
+            f"{folder} can be resumed only in part: {all_lost[0]}. Its completions of an unfinished rollout and of "
+            "carried groups are not used. Everything else is resumed."
         )
     elif differs:
         any_rows = any(one["has_rows"] for one in found)
         warning = describe_mismatch(str(folder), differs, any_rows, f"The {resumed}")
         if warning is not None:
-            say(warning)
+            warn(warning)
 
 
 def _holds_optimizer(folder: Path) -> bool:
     """
-    Return whether transformers can continue with the optimizer and the schedule of a checkpoint. Otherwise it silently
-    restarts them.
+    Return whether a checkpoint contains the optimizer and the schedule.
+
+    If one of them is missing, transformers silently starts both from the beginning.
     """
     names = {path.name for path in folder.iterdir()}
-    is_deepspeeds = any(name.startswith("global_step") for name in names)
-    return is_deepspeeds or (any("optimizer" in name for name in names) and SCHEDULER_NAME in names)
+    is_from_deepspeed = any(name.startswith("global_step") for name in names)
+    return is_from_deepspeed or (any("optimizer" in name for name in names) and SCHEDULER_NAME in names)
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
-    """Return what all ranks share, or `None` and a sentence that says why it cannot be read."""
+    """Return the part that all processes share, or `None` and why it cannot be read."""
     path = folder / STATE_NAME
     if not path.exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
@@ -204,7 +222,7 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
         own = {} if sampler is None or not shared else sampler.state_dict()
         is_ours = isinstance(shared, dict) and own.keys() <= shared.keys()
         if not is_ours or (own and own["totals"].keys() != shared["totals"].keys()):
-            return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
+            return None, f"its {STATE_NAME} was written by another version of trl_dapo"
         memory, name = shared.get("policies", {}), PromptMemory.__name__
         if name in own.get("policies", {}) and name in memory:
             memory[name]["records"] = PromptMemory.read(folder / MEMORY_NAME)
@@ -214,22 +232,26 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
 
 
 def _read_local(path: Path) -> tuple[dict | None, str | None]:
-    """Return this rank's part, or `None` and a sentence that says why it cannot be read."""
+    """Return the part of this process, or `None` and why it cannot be read."""
     if not path.exists():
-        return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
+        return None, f"it has no {path.name}, because it was written by fewer processes or is incomplete"
     try:
         local = torch.load(path, map_location="cpu", weights_only=True)
     except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"its {path.name} cannot be read ({type(error).__name__}: {error})"
     if not isinstance(local, dict) or not LOCAL_KEYS <= local.keys():
-        return None, f"its {path.name} is not what this version of trl_dapo writes"
+        return None, f"its {path.name} was written by another version of trl_dapo"
     return local, None
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.inf) -> Path | None:
-    """The last checkpoint, `up_to` a step, that was written to its end, where `trainer_state.json` is written."""
-    states: dict[int, Path] = {}  # by the step
-    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}"):
+    """
+    Return the last complete checkpoint, up to a step, or `None`.
+
+    A checkpoint is complete if its `trainer_state.json`, which is written last, can be read.
+    """
+    states: dict[int, Path] = {}  # by step
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}"):
         number = path.parent.name.rsplit("-")[-1]
         if number.isdigit() and int(number) <= up_to:
             states[int(number)] = path
@@ -240,55 +262,57 @@ def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.
     return None
 
 
-def says_how_to_go_on(error: Exception) -> bool:
-    """Whether an error says it itself: that of a lost server, or that there is no checkpoint to resume from."""
+def says_how_to_continue(error: Exception) -> bool:
+    """
+    Return whether the message of an error already says how to continue the run.
+
+    That is so if a server was lost, or if there is no checkpoint to resume from.
+    """
     return any(words in str(error) for words in ("resume from ", "holds no checkpoint", "find a valid checkpoint"))
 
 
 def describe_failure(output_dir: str, step: int) -> str:
-    """Return a sentence that says in which step a run failed, and how to continue it."""
+    """Return in which step a run failed, and how to continue it."""
     failed, folder = f"The run stopped in step {step + 1}.", Path(output_dir)
     checkpoint = last_complete_checkpoint(folder, step)
     if checkpoint is None:
         return (
-            f"{failed} It has saved no checkpoint in {folder}, so it starts again from the beginning. `save_steps` "
-            "sets how often one is saved."
+            f"{failed} There is no checkpoint in {folder}, so the run has to start from the beginning. Set "
+            "`save_steps` to save checkpoints more often."
         )
     return (
-        f"{failed} Its last complete checkpoint is {checkpoint}: `trainer.train(resume_from_checkpoint=True)`, or "
-        "`--resume_from_checkpoint true` on a command line, continues from there."
+        f"{failed} The last complete checkpoint is {checkpoint}. Continue from there with "
+        "`trainer.train(resume_from_checkpoint=True)`, or with `--resume_from_checkpoint true` on the command line."
     )
 
 
 def output_folder(args: TrainingArguments) -> str:
-    """The folder of a run, to which transformers gives a name where nobody did."""
+    """Return the output folder of a run. transformers sets a default if the user did not name one."""
     assert args.output_dir is not None
     return args.output_dir
 
 
 def find_checkpoint(output_dir: str) -> str | None:
     """
-    Return the checkpoint that `resume_from_checkpoint=True` stands for, or `None` if there is none yet, so that one
-    command serves every run.
+    Return the checkpoint that `resume_from_checkpoint=True` means, or `None` if there is none yet.
+
+    So the same command can start a run and continue it.
     """
     checkpoint = last_complete_checkpoint(output_dir)
     if checkpoint is None:
-        logger.warning(f"{output_dir} holds no complete checkpoint: the run starts from the beginning.")
+        logger.warning(f"{output_dir} contains no complete checkpoint, so the run starts from the beginning.")
         return None
     return str(checkpoint)
 
 
 def warn_of_earlier_run(args: TrainingArguments) -> None:
-    """
-    Return a warning about a checkpoint of an earlier run in the folder where this one begins, and what will happen to
-    it.
-    """
+    """Warn if the output folder contains a checkpoint of an earlier run, and say what will happen to it."""
     checkpoint = last_complete_checkpoint(output_folder(args))
     if checkpoint is not None and rank_and_world_size()[0] == 0:
         limit = args.save_total_limit
-        deletes = f"deletes checkpoints of the earlier run as it saves its own (`save_total_limit={limit}`) and "
+        deletes = f"delete checkpoints of the earlier run when it saves its own (`save_total_limit={limit}`) and "
         logger.warning(
-            f"{checkpoint} is of an earlier run, and this one starts from the beginning. It "
-            f"{deletes if limit else ''}overwrites its model. Name another `output_dir`, or continue with "
-            "`resume_from_checkpoint=True`: from the checkpoint with the highest step, whichever run's it is."
+            f"{checkpoint} is from an earlier run, but this run starts from the beginning. It will "
+            f"{deletes if limit else ''}overwrite the earlier model. Set another `output_dir`, or continue the "
+            "earlier run with `resume_from_checkpoint=True`, which uses the checkpoint with the highest step."
         )

@@ -1,24 +1,24 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of a run, from the means that its log holds: the same whatever `logging_steps` is. Pure."""
+"""Counts of a run, computed from the means in its log. They do not depend on `logging_steps`. Needs no torch."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
-ROLLOUTS = "rollouts"  # how many rollouts the means of an entry are over, where they are over several
+ROLLOUTS = "rollouts"  # number of rollouts that the means of an entry are over, if there are several
 SAMPLING, DROPPED = "dynamic_sampling/", "dynamic_sampling/dropped/"
-_OF_EACH_ROLLOUT = "timeline/update_seconds"  # is measured once
+_OF_EACH_ROLLOUT = "timeline/update_seconds"  # is logged once per rollout
 
 
-def note_rollouts(metrics: dict[str, list[float]]) -> None:
-    """Add to metrics that are about to be averaged what is needed to get counts back from the means."""
+def add_num_rollouts(metrics: dict[str, list[float]]) -> None:
+    """Add the number of rollouts to metrics that are about to be averaged, so that sums can be computed from means."""
     num_rollouts = len(metrics.get(_OF_EACH_ROLLOUT, ()))
     if num_rollouts < 2:
         return
     metrics[ROLLOUTS] = [float(num_rollouts)]
     for name, values in metrics.items():
-        if name.startswith(DROPPED):  # a reason of a user's own is logged only where it occurred
+        if name.startswith(DROPPED):  # a reason of a user's group filter is logged only if it occurred
             values.extend([0.0] * (num_rollouts - len(values)))
 
 
@@ -27,7 +27,7 @@ def _weight(entry: dict[str, Any]) -> float:
 
 
 def total(entries: Sequence[dict], metric: str) -> float:
-    """The sum of a metric over the rollouts of entries of a log."""
+    """Return the sum of a metric over the rollouts of log entries."""
     return sum((entry.get(metric) or 0.0) * _weight(entry) for entry in entries)
 
 
@@ -38,7 +38,7 @@ def mean(entries: Sequence[dict], metric: str) -> float | None:
 
 
 def num_accepted(entries: Sequence[dict]) -> float:
-    """Groups that were accepted."""
+    """Return the number of accepted groups."""
     return sum(map(_num_accepted, entries))
 
 
@@ -51,6 +51,6 @@ def _num_accepted(entry: dict[str, Any]) -> float:
 
 
 def acceptance_rate(entries: Sequence[dict]) -> float | None:
-    """The share of the sampled groups that was accepted; `None` if no group was sampled."""
+    """Return the share of accepted groups among the sampled ones, or `None` if no group was sampled."""
     num_sampled = total(entries, f"{SAMPLING}groups_generated")
     return num_accepted(entries) / num_sampled if num_sampled else mean(entries, f"{SAMPLING}acceptance_rate")

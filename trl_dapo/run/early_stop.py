@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ending a run before `max_steps`: after rollouts that accept no group, or at the limit of generated tokens."""
+"""Ending a run before `max_steps`: after empty rollouts, or at the limit of generated tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +20,19 @@ logger = logging.get_logger(__name__)
 
 
 class StopCallback(TrainerCallback):
-    """Ends a run as transformers ends one; every process holds the same sampler, so that all stop at the same step."""
+    """
+    Callback that ends a run.
+
+    Every process has the same state of the sampler, so that all of them stop at the same step.
+    """
 
     def __init__(self, sampler: Sampler | None, args: DAPOConfig, is_between_rollouts: Callable[[], bool]) -> None:
         self._sampler, self._args, self._is_between_rollouts = sampler, args, is_between_rollouts
-        self.found_nothing = False  # in `dynamic_sampling_stop_after` rollouts in a row
+        self.found_nothing = False  # whether the run was ended because too many rollouts in a row were empty
 
     @property
     def limits(self) -> list[tuple[float, float]]:
-        """Return how much of each limit except `max_steps` is used, and the limit."""
+        """Pairs of how much of a limit is used, and the limit, for limits other than `max_steps`."""
         limit = self._args.max_tokens_generated
         if self._sampler is None or limit is None:
             return []
@@ -36,12 +40,12 @@ class StopCallback(TrainerCallback):
 
     @property
     def is_past_a_limit(self) -> bool:
-        """Whether the generated tokens are used up, and nothing more is sampled."""
+        """Whether the limit of generated tokens is reached, so that no further rollout is sampled."""
         return any(value >= limit for value, limit in self.limits)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the generated tokens are used up, and all that was sampled has trained."""
+        """Whether the limit of generated tokens is reached, and the last rollout has been trained on."""
         return self._is_between_rollouts() and self.is_past_a_limit
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -52,17 +56,17 @@ class StopCallback(TrainerCallback):
         if sampler is None:
             return
         if self.is_used_up:
-            control.should_training_stop = control.should_log = True
+            control.should_training_stop = True
             if args.save_strategy != SaveStrategy.NO:
                 control.should_save = True
         elif 0 < self._args.dynamic_sampling_stop_after <= sampler.totals.empty_rollouts or (
-            sampler.has_given_up and self._is_between_rollouts()  # what it accepted before has trained
+            sampler.has_given_up and self._is_between_rollouts()  # the groups accepted before were trained on
         ):
             self.found_nothing = True
-            control.should_training_stop = control.should_log = control.should_save = True
+            control.should_training_stop = control.should_save = True
             if state.is_world_process_zero:
                 checkpoint = Path(output_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
                 empty = sampler.max_empty_batches if sampler.has_given_up else None
                 num_rollouts = sampler.totals.empty_rollouts
                 logger.warning(describe_stop(sampler.rollout, num_rollouts, str(checkpoint), empty))
-            sampler.totals.empty_rollouts = 0  # a run that resumes from here has as many tries again
+            sampler.totals.empty_rollouts = 0  # a run that resumes from here counts from the beginning

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a run writes completely or not at all, and that do not overwrite those of an earlier run."""
+"""Writing files completely or not at all, and without overwriting those of an earlier run."""
 
 import itertools
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, `path` with the ending `.tmp`, that takes its place once it is complete."""
+    """Yield a temporary path to write to, `path` with `.tmp` added. At the end it replaces `path`."""
     temporary = path.with_name(f"{path.name}.tmp")
     yield temporary
     os.replace(temporary, path)
 
 
-def keep_earlier(path: Path) -> None:
-    """Renames what an earlier run left: `log.jsonl` becomes `log-1.jsonl`, or the first number that is free."""
+def keep_existing(path: Path) -> None:
+    """Rename a file or folder of an earlier run: `log.jsonl` becomes `log-1.jsonl`, or has the next free number."""
     if path.exists():
         names = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in itertools.count(1))
         path.rename(next(free for free in names if not free.exists()))

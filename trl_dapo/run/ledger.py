@@ -1,24 +1,27 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of a run: `rollouts/` in its output folder, with a row for every group that was sampled, trained or not.
+"""The ledger of a run: `rollouts/` in its output folder, with a row for every sampled group, trained or not.
 
-    rollout, step, round, policy_version    where it was sampled: the rollout's number in the run; the first optimizer
-                                            step that it trains, as in the log; its round, from 1, or 0 (a
-                                            partial group of an earlier rollout that was given up, or that was left
-                                            when the run ended); optimizer steps of the policy that sampled its last
-                                            completions
-    prompt_id, source                       its prompt
-    outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, and
-                                            the batch was full), "dropped", and why, or "partial" (only the first
-                                            completions were sampled, which decide nothing)
-    correct, scored                         numbers of completions; `correct` is null if nothing says what is
-                                            correct
-    tokens, seconds                         of the group, without tokens of tools; of its whole round
-    lengths, truncated, rewards/<name>      of each completion
-    prompt, completions                     text of `log_groups` groups per rollout, null for the others
+    rollout             number of the rollout in the run
+    step                first optimizer step that trains on the rollout, as in the log
+    round               round of the rollout, from 1. It is 0 for a partial group of an earlier rollout that was given
+                        up, or that was left when the run ended.
+    policy_version      number of optimizer steps of the policy that sampled the last completions of the group
+    prompt_id, source   the prompt
+    outcome             "trained", "carried" (to be trained on in the next rollout), "surplus" (accepted, but the batch
+                        was full), "dropped", or "partial" (only the first completions were sampled, so it was neither
+                        accepted nor dropped)
+    drop_reason         why a group was dropped
+    correct, scored     numbers of completions. `correct` is null if no reward says which completions are correct.
+    tokens              of the group, without the tokens of tools
+    seconds             of the whole round
+    lengths, truncated, rewards/<name>
+                        of each completion
+    prompt, completions
+                        text of `log_groups` groups per rollout, and null for the others
 
-The parts are parquet files. With every rollout the last part is rewritten to a temporary file that then replaces it,
-until the part is large enough. So whenever a run is killed, it leaves whole rollouts.
+The ledger consists of parts, which are parquet files. With every rollout the last part is written to a temporary file
+that then replaces it, until the part is large enough. So a run that is killed at any time leaves complete rollouts.
 """
 
 import itertools
@@ -46,22 +49,22 @@ from ..sampling.rollout import Rollout
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .counts import DROPPED, SAMPLING
-from .files import keep_earlier, replacing
+from .files import keep_existing, replacing
 
 
 logger = logging.get_logger(__name__)
 
 LEDGER_NAME = "rollouts"
-# Above this size a part is closed, so that what is rewritten with every rollout stays small.
+# From one of these sizes on a new part is begun, so that little has to be rewritten with every rollout.
 PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
-PARTIAL = "partial"  # the outcome of a group of which only the first completions were sampled
+PARTIAL = "partial"  # outcome of a group of which only the first completions were sampled
 TEXT = ("prompt", "completions")
 Text = tuple[str, list[str]]
 
 
 class Ledger(TrainerCallback):
-    """Writes down what became of every group of a trainer's sampler. The main process writes."""
+    """Callback that writes the outcome of every sampled group to the ledger. Only the main process writes."""
 
     def __init__(
         self, sampler: Sampler, reward_names: Sequence[str], num_texts: int, task: Callable[[], TaskReward]
@@ -69,24 +72,24 @@ class Ledger(TrainerCallback):
         self._sampler, self._task = sampler, task
         self._reward_names = list(reward_names)
         self._num_texts = num_texts
-        self._verdicts: dict[PromptGroup, str | None] = {}  # of the groups whose text is kept
+        self._verdicts: dict[PromptGroup, str | None] = {}  # of the groups whose text is stored
         self._texts: dict[PromptGroup, Text] = {}
         self._parts: Parts | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        # A run that starts begins a new ledger. A run that resumes continues after its checkpoint's last rollout.
+        # A new run begins a new ledger. A resumed run continues after the last rollout of its checkpoint.
         self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
         self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
 
     def add_groups(self, decided: Decided) -> None:
-        """Read the text of some groups that the sampler is about to decide on. Collective."""
+        """Store the text of some groups that the sampler is about to decide on. Every process must call this."""
         if self._sampler.rollout.num_groups == 0:
             self._verdicts, self._texts = {}, {}
         verdicts = dict(self._verdicts)
         for group, reason in zip(decided.groups, decided.reasons, strict=True):
-            if reason is not None or group.is_whole:  # else the rest of it is requested
+            if reason is not None or group.is_whole:  # otherwise the rest of the group is sampled, too
                 verdicts[group] = reason
         chosen = choose(verdicts, self._num_texts)
         texts = self._texts | _read_texts([group for group in chosen if group not in self._texts])
@@ -94,7 +97,7 @@ class Ledger(TrainerCallback):
         self._texts = {group: texts[group] for group in chosen}
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Add partial groups, as groups of the next rollout; a run that continues takes these rows out."""
+        """Add the partial groups that are left, as groups of the next rollout. A resumed run removes these rows."""
         self._texts = {}
         waiting = Batch([], [], [], given_up=self._sampler.queue.partial)
         self.end_rollout(self._sampler.next_rollout(), waiting, state.global_step - 1)
@@ -107,7 +110,9 @@ class Ledger(TrainerCallback):
         try:
             self._parts.append(rows)
         except OSError as error:
-            logger.warning(f"`{self._parts.folder}` cannot be written and ends here. The run continues: {error}")
+            logger.warning(
+                f"`{self._parts.folder}` cannot be written: {error}. The run continues, but without its ledger."
+            )
             self._parts = None
 
 
@@ -115,7 +120,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
-    """One group of every verdict, then a second of each, the earliest first: the same groups on every rank."""
+    """
+    Return up to `number` groups: the first of every verdict, then the second of every verdict, and so on.
+
+    Every process chooses the same groups.
+    """
     seen: Counter[Hashable] = Counter()
     turns = []
     for place, verdict in enumerate(verdicts.values()):
@@ -126,7 +135,11 @@ def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
 
 
 def _read_texts(groups: Sequence[PromptGroup]) -> dict[PromptGroup, Text]:
-    """Return prompt and completions of groups, whose rows several processes may hold. Collective."""
+    """
+    Return the prompt and the completions of groups.
+
+    The rows of a group may be on several processes. Every process must call this function.
+    """
     if not groups:
         return {}
     mine = [
@@ -141,7 +154,11 @@ def _read_texts(groups: Sequence[PromptGroup]) -> dict[PromptGroup, Text]:
 
 
 def as_text(messages: Any) -> str:
-    """A single message's content; of several each with its role. What UTF-8 has no bytes for is escaped."""
+    """
+    Return messages as text: the content of a single message, or of several with their roles.
+
+    Characters that UTF-8 cannot encode are escaped.
+    """
     if not (isinstance(messages, list) and messages and all(isinstance(message, Mapping) for message in messages)):
         text = str(messages)
     elif len(messages) == 1:
@@ -183,7 +200,7 @@ def describe_groups(
     reward_names: Sequence[str],
     texts: Mapping[PromptGroup, Text],
 ) -> pa.Table:
-    """Return the rows of a rollout that has groups to tell of: one per group, in the order of the draw."""
+    """Return the ledger's rows for a rollout, one per group, in the order in which the prompts were drawn."""
     groups = _groups_to_describe(rollout, batch)
     ends = list(itertools.accumulate(group.num_received for group in groups))
     outcomes = {
@@ -202,7 +219,7 @@ def describe_groups(
     truncated_B = torch.tensor([is_cut for group in groups for is_cut in group.truncated], dtype=torch.bool)
     task_B = task.of(rewards_BF)
     correct_B = task.is_correct(rewards_BF)
-    # Partial groups may be of an earlier rollout's round.
+    # A partial group may have been sampled in a round of an earlier rollout.
     rounds = [group.round if group.round in rollout.rounds else None for group in groups]
     columns = {
         "rollout": pa.array([rollout.number] * len(groups), pa.int32()),
@@ -231,7 +248,7 @@ def describe_groups(
 
 
 def _free_name(name: str, taken: Container[str]) -> str:
-    """Return a column's name, numbered from 2 on if another column has it already."""
+    """Return the name of a column, with a number from 2 on if another column already has the name."""
     free, number = name, 1
     while free in taken:
         number += 1
@@ -240,31 +257,39 @@ def _free_name(name: str, taken: Container[str]) -> str:
 
 
 def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:
-    """A list a group, which end at `ends`; NaN, which stands for a reward that was not given, becomes null."""
+    """
+    Return an array with one list per group, whose values end at `ends`.
+
+    NaN means that a completion has no reward, and becomes null.
+    """
     return pa.ListArray.from_arrays(np.array([0, *ends], dtype=np.int32), pa.array(values_B.numpy(), from_pandas=True))
 
 
 class Parts:
-    """A folder of parquet files that grows by whole rollouts."""
+    """A folder of parquet files to which whole rollouts are added."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._number = 0
-        self._rows: pa.Table | None = None  # of the last part, where it may grow
+        self._rows: pa.Table | None = None  # of the last part, if rows may be added to it
 
     def begin(self, num_rollouts: int) -> None:
-        """Takes out the rows of this rollout and later ones; at 0 the folder is another run's, and is kept."""
+        """
+        Remove the rows of rollout `num_rollouts` and later ones.
+
+        If it is 0, a new run begins. A folder that an earlier run has left is then renamed.
+        """
         if num_rollouts == 0:
-            keep_earlier(self.folder)
+            keep_existing(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in self.folder.glob("part-*.tmp"):  # of a run that was killed at it
+        for path in self.folder.glob("part-*.tmp"):  # left by a run that was killed while it wrote
             path.unlink()
         self._number, self._rows = 0, None
-        # From the last one backwards: killed in between, what is left still has no gap.
+        # From the last part backwards, so that the parts have no gap if the process is killed in between.
         for path in reversed(_paths(self.folder)):
             rows = _read(path)
             if rows is None:
-                logger.warning(f"{path} cannot be read: it is kept as {path.name}.torn.")
+                logger.warning(f"{path} cannot be read. It is renamed to {path.name}.torn, and its rows are missing.")
                 os.replace(path, path.with_suffix(".parquet.torn"))
                 continue
             kept = rows.filter(pc.less(rows["rollout"], num_rollouts))
@@ -278,7 +303,7 @@ class Parts:
             break
 
     def append(self, rows: pa.Table) -> None:
-        """Adds the rows of a rollout: all of them, or none if the process is killed."""
+        """Add the rows of a rollout: all of them, or none if the process is killed meanwhile."""
         if self._rows is not None and self._rows.schema == rows.schema:
             rows = pa.concat_tables([self._rows, rows]).combine_chunks()
         else:
@@ -288,20 +313,20 @@ class Parts:
         self._leave(path, rows)
 
     def _leave(self, path: Path, rows: pa.Table) -> None:
-        """Ends the last part where it is large enough."""
+        """Remember the rows of the last part, unless it is large enough to begin a new one."""
         self._rows = rows if rows.num_rows < PART_GROUPS and path.stat().st_size < PART_BYTES else None
 
 
 def _replace(path: Path, rows: pa.Table) -> None:
-    # For each column as parquet names it: text is worth the time that it takes to make it small.
+    # By the column names of parquet. Stronger compression takes more time, and is worth it only for text.
     compression = {}
     for field in rows.schema:
         name = f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
         compression[name] = "zstd" if field.name in TEXT else "snappy"
-    whole = pa.BufferOutputStream()  # one write to the disk, not one a column
-    pq.write_table(rows, whole, compression=compression, write_statistics=False)
+    buffer = pa.BufferOutputStream()  # for a single write to the disk instead of one per column
+    pq.write_table(rows, buffer, compression=compression, write_statistics=False)
     with replacing(path) as temporary:
-        temporary.write_bytes(whole.getvalue())
+        temporary.write_bytes(buffer.getvalue())
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -312,14 +337,16 @@ def _read(path: Path) -> pa.Table | None:
     try:
         with path.open("rb") as file:
             return pq.read_table(file)
-    except (OSError, pa.ArrowException):  # a machine that lost its power may have lost the end of a file
+    except (OSError, pa.ArrowException):  # after a loss of power the end of a file may be missing
         return None
 
 
 def read_rollouts(folder: str | os.PathLike, last_step: int) -> list[dict[str, Any]]:
     """
-    The rollouts of a run that decided on groups, oldest first, each as an entry of a log that was written after it:
-    its last step, how many groups it sampled and dropped, and the mean of each reward over their completions.
+    Return the rollouts of a run, oldest first, in the form of log entries.
+
+    An entry has the last step on the rollout, the numbers of groups that were sampled and dropped, and the mean of
+    each reward over their completions. Rollouts without a decided group are left out.
     """
     steps: dict[int, int] = {}
     counts: dict[int, Counter[str]] = defaultdict(Counter)
@@ -346,21 +373,27 @@ def read_rollouts(folder: str | os.PathLike, last_step: int) -> list[dict[str, A
     ends = [*(step - 1 for _, step in found[1:]), last_step]
     return [
         {"step": end, **counts[number], **_means(rewards[number])}
-        for (number, _), end in zip(found, ends, strict=False)  # without a rollout there is an end too many
+        for (number, _), end in zip(found, ends, strict=False)  # without rollouts there is still one end
     ]
 
 
 def _means(parts_by_name: Mapping[str, list[np.ndarray]]) -> dict[str, float]:
-    """The mean of what has several parts, for each of which there is anything."""
+    """Return the mean of each name's values, which are in several parts. Names without values are left out."""
     joined = {name: np.concatenate(parts) for name, parts in parts_by_name.items()}
     return {name: float(values.mean(dtype=np.float64)) for name, values in joined.items() if len(values)}
 
 
 def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa.Table | None:
     """
-    The ledger in a run's `output_dir`, as in `read_ledger("outputs/run").to_pandas().groupby("drop_reason").size()`: a
-    row for each group, in the order of sampling, or `None` where there is no ledger. For each part that cannot be read
-    a sentence is added to `notes`.
+    Return the ledger in a run's `output_dir` with one row per group, or `None` if there is no ledger.
+
+    The rows are in the order of sampling. For each part that cannot be read, a sentence is added to `notes`.
+
+    Example:
+
+    ```python
+    >>> read_ledger("outputs/run").to_pandas().groupby("drop_reason").size()
+    ```
     """
     tables = []
     for path in _paths(Path(folder) / LEDGER_NAME):
@@ -368,5 +401,5 @@ def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa
         if rows is not None:
             tables.append(rows)
         elif notes is not None:
-            notes.append(f"{LEDGER_NAME}/{path.name} cannot be read and is passed over.")
+            notes.append(f"{LEDGER_NAME}/{path.name} cannot be read and is left out.")
     return pa.concat_tables(tables, promote_options="default") if tables else None

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run's settings and its growing log, for whoever reads them."""
+"""The files with a run's log and settings, and comparison of settings."""
 
 import dataclasses
 import io
@@ -17,29 +17,33 @@ from transformers.utils import logging
 from ..settings.secrets import without_secrets
 from ..settings.warnings import HALF_CUT_OFF, LOW_WEIGHT, LOW_WEIGHT_MESSAGE, describe_cut_off
 from .checkpoint import output_folder
-from .files import keep_earlier, replacing
+from .files import keep_existing, replacing
 
 
 logger = logging.get_logger(__name__)
 
 LOG_HISTORY_NAME, SETTINGS_NAME = "log_history.jsonl", "settings.json"
-# The computed value, if the default only says that it is computed.
-_WORKED_OUT = {"activation_checkpointing": True, "debug": [], "pad_to_multiple_of": None, "report_to": []}
-# Worked out from the machine or from other settings; another name of one; masked, whether set or not.
+# Computed values of settings whose default only means that they are computed.
+_COMPUTED = {"activation_checkpointing": True, "debug": [], "pad_to_multiple_of": None, "report_to": []}
+# Settings that are left out: they are computed from the machine or other settings, are another name of one, or are
+# masked whether they are set or not.
 _NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size", "do_eval"}
 _NOT_SET |= {"gradient_checkpointing", "hub_token"}
-# What is another in every launch, and says nothing of how a run trains.
-_OF_ONE_LAUNCH = {"resume_from_checkpoint", "run_name", "logging_dir", "disable_tqdm"}
-# What transformers restores with the optimizer, whatever the settings say.
+# Settings that may differ in every launch, and do not change how a run trains.
+_LAUNCH_SETTINGS = {"resume_from_checkpoint", "run_name", "logging_dir", "disable_tqdm"}
+# Settings that transformers restores with the optimizer, so that new values have no effect.
 _HELD_BY_OPTIMIZER = {"learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"}
 
 
 class LogHistoryCallback(TrainerCallback):
-    """Appends every entry of the log to `log_history.jsonl`, and writes the settings that are not the defaults."""
+    """
+    Callback that writes every log entry to `log_history.jsonl`, and the settings that differ from their defaults to
+    `settings.json`.
+    """
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._warned_of_many = self._warned_of_half = False  # of the completions being cut off
+        self._warned_of_many = self._warned_of_half = False  # that many, or half, of the completions are cut off
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -51,14 +55,15 @@ class LogHistoryCallback(TrainerCallback):
             settings = json.dumps({"model": model, **changed_settings(args)}, indent=1, default=str)
             path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
             if not state.log_history:
-                keep_earlier(path)
-            with replacing(path) as temporary:  # a run that resumes takes the steps behind its checkpoint again
+                keep_existing(path)
+            # A resumed run repeats the steps after its checkpoint, so that their earlier entries are removed.
+            with replacing(path) as temporary:
                 temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
         except OSError as error:
             self._end(error)
 
     def _end(self, error: OSError) -> None:
-        logger.warning(f"`{self._path}` cannot be written and ends here. The run continues: {error}")
+        logger.warning(f"`{self._path}` cannot be written: {error}. The run continues, but without this file.")
         self._path = None
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -75,7 +80,7 @@ class LogHistoryCallback(TrainerCallback):
             self._end(error)
 
     def _warn_of_cut_off(self, args: Any, ratio: float) -> None:
-        # Once when many are cut off, and once more when it is half of them.
+        # Warn once if many completions are cut off, and once more if half of them are.
         is_half = ratio >= HALF_CUT_OFF
         if self._warned_of_half or (self._warned_of_many and not is_half):
             return
@@ -85,29 +90,29 @@ class LogHistoryCallback(TrainerCallback):
 
 
 def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
-    """The settings of a run that are not the defaults: `value` and `default` of each, by its name."""
+    """Return the settings of a run that differ from their defaults, with the `value` and `default` of each."""
     values, changed = args.to_dict(), {}
-    worked_out = {**_WORKED_OUT, "bf16": not args.fp16, "steps_per_generation": args.gradient_accumulation_steps}
-    worked_out["disable_tqdm"] = logging.get_verbosity() > logging.WARNING
+    computed = {**_COMPUTED, "bf16": not args.fp16, "steps_per_generation": args.gradient_accumulation_steps}
+    computed["disable_tqdm"] = logging.get_verbosity() > logging.WARNING
     not_set = _NOT_SET
-    if values.get("prompts_per_rollout") or values.get("prompts_per_step"):  # which decide them
+    if values.get("prompts_per_rollout") or values.get("prompts_per_step"):  # the two sizes are computed from these
         not_set = _NOT_SET | {"gradient_accumulation_steps", "steps_per_generation"}
     for field in dataclasses.fields(args):
         name, default = field.name, field.default
         if default is dataclasses.MISSING:
             default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
-        default = worked_out.get(name, default)
+        default = computed.get(name, default)
         if name in values and name not in not_set and values[name] != default:
             changed[name] = {"value": without_secrets(values[name], name), "default": default}
     return changed
 
 
 def settings_to_compare(args: TrainingArguments) -> dict[str, dict[str, Any]]:
-    """Return what a checkpoint keeps of the settings for the run that resumes from it, JSON-able."""
+    """Return the settings that a checkpoint stores for comparison with those of a resumed run, as JSON values."""
     return {
         name: json.loads(json.dumps(setting, default=str))
         for name, setting in changed_settings(args).items()
-        if name not in _OF_ONE_LAUNCH
+        if name not in _LAUNCH_SETTINGS
     }
 
 
@@ -124,12 +129,12 @@ def describe_changes(folder: str, theirs: dict[str, dict], own: dict[str, dict])
     line = f"{folder} was written with other settings: {', '.join(changes.values())}."
     if held := [f"`{name}`" for name in changes if name in _HELD_BY_OPTIMIZER]:
         has = "has" if len(held) == 1 else "have"
-        line += f" {', '.join(held)} {has} no effect: the checkpoint's optimizer and schedule continue unchanged."
+        line += f" {', '.join(held)} {has} no effect, because the checkpoint's optimizer and schedule are restored."
     return line
 
 
 def storable(values: Iterable) -> list:
-    """Return a column's values as parquet accepts them: unchanged, or as text if they have no type in common."""
+    """Return the values of a column in a form that parquet can store: as text if they have no common type."""
     values = list(values)
     try:
         pd.DataFrame({"values": values}).to_parquet(io.BytesIO())
@@ -139,5 +144,5 @@ def storable(values: Iterable) -> list:
 
 
 def _line(entry: dict, state: TrainerState) -> str:
-    # What JSON has no word for is kept as text: the log must not stop a run.
+    # Values that JSON cannot represent are written as text, because the log must not stop a run.
     return json.dumps({**entry, "max_steps": state.max_steps}, default=str) + "\n"

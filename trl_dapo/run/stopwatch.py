@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 
-SILENCE = 15.0  # seconds, after which a command says what it is doing
+SILENCE = 15.0  # seconds without output, after which a command prints what it is doing
 
 
 @contextmanager
@@ -32,19 +32,21 @@ def calling(function: Callable[[], object], every: float) -> Iterator[None]:
 
 class Stopwatch:
     """
-    Measures where the time goes from one complete rollout to the next. The first interval begins with the first block.
+    Measures what the time between two complete rollouts is spent on.
+
+    The first interval begins with the first timed block.
     """
 
     def __init__(self, has_server: bool = False) -> None:
         self._has_server = has_server
         self._seconds: dict[str, float] = defaultdict(float)
         self._started: float | None = None
-        self.doing: str | None = None  # what is timed now, and of how much
-        self.how_much = ""
+        self.doing: str | None = None  # name of the block that is timed now
+        self.how_much = ""  # a description of the amount of work in it
 
     @contextmanager
     def timing(self, name: str, how_much: str = "") -> Iterator[None]:
-        """Adds the time that the block takes to what is called `name`; inside another block that counts already."""
+        """Add the time of a block to the seconds of `name`. Within another timed block nothing is added."""
         if self.doing is not None:
             yield
             return
@@ -61,7 +63,11 @@ class Stopwatch:
         self._seconds[name] += seconds
 
     def timeline(self) -> dict[str, float]:
-        """Return where the seconds of an interval went: the trainer's, which add up to the total, and the server's."""
+        """
+        Return what the seconds of an interval were spent on.
+
+        Those of the trainer add up to the length of the interval. With a server there are also those of the server.
+        """
         names = "engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"
         spent = dict.fromkeys(names, 0.0) | self.flush_seconds()
         other = spent["evaluation"] + spent["checkpoint"]
@@ -77,7 +83,7 @@ class Stopwatch:
         return {f"timeline/{name}_seconds": value for name, value in timeline.items()}
 
     def flush_seconds(self) -> dict[str, float]:
-        """Return the seconds of the interval that ends now, by name and as `total`, and begin the next one."""
+        """Return the seconds of the interval that ends now, by name and in `total`, and begin the next interval."""
         now = time.perf_counter()
         seconds = {**self._seconds, "total": 0.0 if self._started is None else now - self._started}
         self._seconds.clear()

@@ -37,10 +37,11 @@ from .stopwatch import SILENCE, Stopwatch, calling
 logger = transformers_logging.get_logger(__name__)
 
 HEADER_EVERY = 30  # rows
-WORTH_IT = 1.1  # times the informative groups of a step of GRPOTrainer; below it the end of a run gives advice
+# Informative groups per step compared with `GRPOTrainer`, below which the summary of a run gives advice.
+WORTH_IT = 1.1
 DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
 DOING |= {"checkpoint": "saving a checkpoint"}
-# What the trainer's time goes to, by its name in the log: if it samples itself, and if a server does.
+# What the trainer spends its time on, by the name in the log: if the trainer samples itself, and if a server does.
 SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluations and checkpoints"}
 PHASES = {"sampling": "sampling", **SHARED_PHASES}
 PHASES_WITH_SERVER = {"wait": "waiting for the server", **SHARED_PHASES}
@@ -58,9 +59,14 @@ def wrapped_for(file: IO[str], line: str) -> str:
 
 @contextmanager
 def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], None]]:
-    """The groups found so far, in a bar; yields what shows a round, and warns of passes without any."""
+    """
+    Show the number of accepted groups of a rollout in a progress bar.
+
+    The function that is yielded updates the bar after a round. It also warns of passes over the dataset in which no
+    group was accepted.
+    """
     rollout = sampler.rollout
-    # `None`: shown on a terminal only. In a file a bar is one endless line.
+    # With `None` tqdm shows the bar only on a terminal. In a file a bar would be one endless line.
     disable = True if is_hidden else None
     bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
     with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
@@ -70,8 +76,8 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
             bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
             if (num_passes := sampler.new_passes_without_group()) and PartialState().is_main_process:
                 passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
-                said = f"No group was accepted in {passes} over the training dataset."
-                logger.warning(f"{said} {advise(rollout)}".rstrip())
+                message = f"No group was accepted in {passes} over the training dataset."
+                logger.warning(f"{message} {advise(rollout)}".rstrip())
 
         yield show
 
@@ -84,7 +90,7 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
     limit = args.dynamic_sampling_max_gen_batches
     if num_short and args.dynamic_sampling_on_exhausted == "error":
         raise RuntimeError(describe_shortfall(rollout, limit))
-    # The first time, and when it has become a pattern: a line per rollout would hide all others.
+    # Warn at the first short rollout, and once more after five in a row. A line per rollout would hide other lines.
     is_first = num_short > 0 and sampler.totals.short_rollouts == 1
     if (is_first or num_short == 5) and is_main:
         logger.warning(describe_shortfall(rollout, limit, num_short, len(batch.train)))
@@ -94,12 +100,12 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
 
 
 ACCEPTANCE = f"{SAMPLING}acceptance_rate"
-# Name, width, metric and how it is written: 79 characters with a space between columns, and the time left at the end.
+# Name, width, metric and format of each column. With the step, the time left and spaces a line has 79 characters.
 COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
     ("reward", 7, "reward", format_number),
     ("correct", 7, "task_accuracy", "{:.1%}".format),
     ("accepted", 8, ACCEPTANCE, "{:.1%}".format),
-    ("trained", 7, "dynamic_sampling/groups_trained", "{:.0f}".format),  # of the groups that a batch takes
+    ("trained", 7, "dynamic_sampling/groups_trained", "{:.0f}".format),  # with the number of groups of a full batch
     ("cut off", 7, "completions/clipped_ratio", "{:.1%}".format),
     ("length", 6, "completions/mean_length", lambda n: f"{n:.1f}" if n < 9999.5 else format_count(n)),
     ("entropy", 7, "entropy", format_number),
@@ -110,10 +116,10 @@ HEADER = " ".join([f"{'step':>6}", *(f"{name:>{width}}" for name, width, _, _ in
 
 def format_row(logs: Sequence[dict], step: int, seconds_left: float | None, target: int | None = None) -> str:
     """
-    Format one line of the table: means over the rollouts of entries of the log, and a dash for what none of them has.
+    Return one line of the table: the means over the rollouts of log entries, and a dash if no entry has a metric.
 
-    `target` is the number of groups of a full batch. Trained groups are rounded down, so that a line says `16/16` only
-    if every batch was full.
+    `target` is the number of groups of a full batch. The mean of trained groups is rounded down, so that a line says
+    `16/16` only if every batch was full.
     """
     cells = []
     for name, width, metric, text in COLUMNS:
@@ -121,7 +127,7 @@ def format_row(logs: Sequence[dict], step: int, seconds_left: float | None, targ
         if value is None:
             cell = "-"
         elif name == "trained" and target is not None:
-            cell = f"{math.floor(value + 1e-9)}/{target}"  # a mean of 16 may be rounded
+            cell = f"{math.floor(value + 1e-9)}/{target}"  # rounding errors may make a mean of 16 slightly smaller
         else:
             cell = text(value)
         cells.append(f"{cell:>{width}}")
@@ -130,16 +136,16 @@ def format_row(logs: Sequence[dict], step: int, seconds_left: float | None, targ
 
 
 def _mean(entries: Sequence[dict], metric: str) -> float | None:
-    """A metric's mean over rollouts, of the acceptance rate that over groups; `None` if no entry has it."""
+    """Return the mean of a metric over rollouts, or of the acceptance rate over groups, or `None` without values."""
     return acceptance_rate(entries) if metric == ACCEPTANCE else mean(entries, metric)
 
 
 def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
-    """Return the name of the evaluation that a log entry belongs to, and its figures, or `None`."""
-    if "loss" in entry or "train_runtime" in entry:  # with what reward functions may have timed and logged
+    """Return the name of the evaluation that a log entry belongs to, and its scores, or `None` for other entries."""
+    if "loss" in entry or "train_runtime" in entry:  # reward functions may have logged times in these entries
         return None
     timed = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
-    prefixes = [prefix for prefix in timed if f"{prefix}_samples_per_second" in entry]  # as transformers logs both
+    prefixes = [prefix for prefix in timed if f"{prefix}_samples_per_second" in entry]  # transformers logs both
     if not prefixes:
         return None
     scores = {}
@@ -154,12 +160,12 @@ def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
 
 
 def format_evaluation(entry: dict) -> str | None:
-    """One line of an evaluation's entry in the log; `None` for any other entry."""
+    """Return one line for the log entry of an evaluation, or `None` for any other entry."""
     evaluation = _evaluation(entry)
     if evaluation is None:
         return None
     name, scores = evaluation
-    figures = ", ".join(f"{score} {value}" for score, value in scores.items()) or "nothing was scored"
+    figures = ", ".join(f"{score} {value}" for score, value in scores.items()) or "no completion was scored"
     return f"{entry['step']:6d} {name.replace('_', ' ', 1)}: {figures}"
 
 
@@ -168,8 +174,9 @@ def format_evaluation(entry: dict) -> str | None:
 
 def count_empty_steps(log_history: Sequence[dict]) -> int:
     """
-    Return the number of optimizer steps without a token to learn from. Those after the last log entry are in the entry
-    of the run's end.
+    Return the number of optimizer steps without a token to learn from.
+
+    The steps after the last logging step are counted in the entry that is logged at the end of the run.
     """
     empty, last = 0, 0
     for entry in log_history:
@@ -181,10 +188,10 @@ def count_empty_steps(log_history: Sequence[dict]) -> int:
 
 def _ends(entries: Sequence[dict], last_step: int) -> tuple[list[dict], list[dict], str]:
     """
-    Entries of the first and the last tenth of the rollouts, where one is mostly noise, and their steps in words.
+    Return the entries of the first and of the last tenth of the rollouts, and their steps in words.
 
-    An entry is of the steps behind that of the entry before it, up to its own `step`, and the last one is of all that
-    is left.
+    A tenth is used because a single rollout is mostly noise. An entry covers the steps after that of the previous
+    entry, up to its own `step`. The last entry covers all steps that are left.
     """
     num = math.ceil(len(entries) / 10)
     first, last = list(entries[:num]), list(entries[len(entries) - num :])
@@ -202,14 +209,18 @@ def _ends(entries: Sequence[dict], last_step: int) -> tuple[list[dict], list[dic
 
 
 def _of_rollouts(log_history: Sequence[dict]) -> list[dict]:
-    """Entries of a log that know of rollouts: steps on the rollout of an earlier one know of no reward."""
+    """
+    Return the log entries with metrics of a rollout.
+
+    Only the first step on a rollout logs its metrics. If no entry has any, all training entries are returned.
+    """
     trained = [entry for entry in log_history if "loss" in entry or "train_runtime" in entry]
-    known = [entry for entry in trained if "reward" in entry or f"{SAMPLING}groups_generated" in entry]
-    return known or [entry for entry in trained if "loss" in entry]
+    with_rollout = [entry for entry in trained if "reward" in entry or f"{SAMPLING}groups_generated" in entry]
+    return with_rollout or [entry for entry in trained if "loss" in entry]
 
 
 def _change(first: list[dict], last: list[dict], metric: str, text: Callable[[float], str]) -> str | None:
-    """A metric's mean at the first end and at the last; `None` where either knows nothing of it."""
+    """Return the means of a metric at the beginning and at the end of a run, or `None` if one of them has no value."""
     before, after = _mean(first, metric), _mean(last, metric)
     if before is None or after is None:
         return None
@@ -217,13 +228,11 @@ def _change(first: list[dict], last: list[dict], metric: str, text: Callable[[fl
 
 
 class ComparedWithGRPO(NamedTuple):
-    """
-    Return the cost and the informative groups per step, compared with `GRPOTrainer`, which samples each batch once.
-    """
+    """Cost and informative groups per step, as factors of those of `GRPOTrainer`, which samples each batch once."""
 
-    tokens: float  # as a factor
-    groups: float  # informative ones, as a factor
-    full: float  # share of the batches that was filled
+    tokens: float  # generated tokens
+    groups: float  # informative groups
+    full: float  # mean share of a batch that was filled
 
 
 def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
@@ -235,7 +244,8 @@ def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
     accepted, trained = num_accepted(log_history), num("groups_trained")
     if not (accepted and num("completions_trained")):
         return None
-    # The share of GRPO's groups that would be informative. Prompts that the memory skips are likely to be dropped.
+    # Share of the groups of GRPO that would be informative. Skipped prompts count as dropped, because most of them
+    # would be.
     informative = accepted / (num("groups_generated") + num("skipped_by_memory"))
     full = trained / (trained + num("shortfall"))
     tokens = full * num("completions_generated") / num("completions_trained")
@@ -244,14 +254,17 @@ def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
 
 def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None) -> str | None:
     """
-    Return what to do about steps that cost more than those of `GRPOTrainer`, or that trained on hardly more
-    informative groups; `None` for others.
+    Return advice if steps cost more than those of `GRPOTrainer`, or trained on hardly more informative groups.
 
     Args:
         compared ([`ComparedWithGRPO`]):
-            What steps cost and trained on.
+            How the run's steps compare with those of `GRPOTrainer`.
         num_prompts (`int`, *optional*):
-            Prompts of a rollout batch, to say with how many a step would have cost as much as GRPO's.
+            Number of prompts in a rollout batch. If it is given, the advice may name the number with which a step
+            would have cost as much as one of `GRPOTrainer`.
+
+    Returns:
+        `str` or `None`: The advice, or `None` if there is nothing to change.
     """
     if compared.groups >= WORTH_IT:
         if num_prompts is None or compared.tokens < WORTH_IT:
@@ -270,8 +283,8 @@ def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None
             "prompts per step."
         )
     return (
-        "nearly every group was informative without dynamic sampling, so a step trained on about as many as one of "
-        "GRPOTrainer. Harder prompts would give it something to do."
+        "nearly every sampled group was informative, so a step trained on about as many as one of GRPOTrainer. "
+        "Dynamic sampling helps more with harder prompts."
     )
 
 
@@ -281,29 +294,27 @@ def summarize(
     *,
     step: int,
     max_steps: int,
-    seconds: float,  # since it was started or resumed
+    seconds: float,  # since the run was started or resumed
     output_dir: str,
     resumed_at: int = 0,
-    rest: dict | None = None,  # the timeline since its last rollout
-    fills_batches: bool = True,  # with accepted groups alone: neither with copies nor with dropped ones
-    num_groups_left: int = 0,  # of those that were to train, as the run ended before their step
-    rollouts: Sequence[
-        dict
-    ] = (),  # from `read_rollouts`, whatever was logged; otherwise from the log, as far as possible
+    rest: dict | None = None,  # the timeline since the last rollout
+    fills_batches: bool = True,  # whether batches are filled with accepted groups only: no copies, no dropped groups
+    num_groups_left: int = 0,  # groups of the last batch that were not trained on, because the run ended before
+    rollouts: Sequence[dict] = (),  # from `read_rollouts`; by default the log is used, as far as it has them
     num_prompts: int | None = None,  # of a rollout batch
 ) -> list[str]:
     """Return the summary of a run, one line for each fact that is known."""
     empty = count_empty_steps(log_history)
     if empty == step:
-        moved = "No step moved a weight: the model is what it was"
+        changed = "No step changed the weights"
     else:
-        moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
+        changed = f"{empty:,} of them did not change the weights" if empty else "Every step changed the weights"
     since = f" from step {resumed_at:,}" if resumed_at else ""
-    lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}{since}. {moved}."]
+    lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}{since}. {changed}."]
     first, last, steps = _ends(rollouts or _of_rollouts(log_history), step)
     if totals is not None and totals.groups_sampled:
         accepted = _change(first, last, ACCEPTANCE, "{:.1%}".format)
-        too_late = f", {num_groups_left:,} accepted too late to train" if num_groups_left else ""
+        too_late = f", {num_groups_left:,} not trained because the run ended" if num_groups_left else ""
         lines.append(
             f"Groups:    {totals.groups_trained - num_groups_left:,} trained of {totals.groups_sampled:,} sampled"
             + too_late
@@ -359,14 +370,14 @@ def summarize(
 
 
 def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
-    """Say in one line that epochs are counted in optimizer steps; `None` if that makes no difference to the run."""
+    """Return a line on how epochs are converted to optimizer steps, or `None` if the run does not depend on it."""
     resamples = args.use_dynamic_sampling and args.dynamic_sampling_mode != "mask"
     if args.max_steps > 0 or not resamples:
         return None
     return (
-        f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Dropped groups are replaced, "
-        "so these steps may take more passes over the dataset (`dynamic_sampling/passes`). Set `max_steps` or "
-        "`max_tokens_generated` to end the run earlier."
+        f"`num_train_epochs={args.num_train_epochs:g}` means {num_steps:,} optimizer steps. Dropped groups are "
+        "replaced, so these steps may take more passes over the dataset than epochs (see the metric "
+        "`dynamic_sampling/passes`). Set `max_steps` or `max_tokens_generated` to end the run earlier."
     )
 
 
@@ -375,8 +386,9 @@ def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
 
 class TerminalCallback(ProgressCallback, PrinterCallback):
     """
-    Callback that prints a run, instead of transformers' two callbacks: a script that removes either of them removes
-    it.
+    Callback that prints the progress of a run, instead of transformers' two callbacks.
+
+    It is a subclass of both, so that a script that removes one of them removes this callback.
     """
 
     training_bar: tqdm | None
@@ -388,20 +400,20 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         stopwatch: Stopwatch,
         sampler: Sampler | None,
         dataset: Sized | Iterable,
-        num_groups_left: Callable[[], int] = lambda: 0,  # that were to train, as `summarize` takes it; collective
-        every: int = 1,  # steps to a row
-        file: IO[str] | None = None,  # of the rows; standard output by default
+        num_groups_left: Callable[[], int] = lambda: 0,  # see `summarize`; collective
+        every: int = 1,  # optimizer steps per line of the table
+        file: IO[str] | None = None,  # defaults to standard output
     ) -> None:
         super().__init__()
         self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, has_length(dataset)
         self._stopwatch, self._num_groups_left, self.every, self.file = stopwatch, num_groups_left, every, file
-        self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
+        self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file a bar would be one endless line
         self._window: list[dict] = []
         self._num_rows = self._num_batches = 0
         self._started = self._said_at = time.perf_counter()
 
-    def speaking(self, callbacks: Sequence[Any]) -> AbstractContextManager[None]:
-        """Has a run that is silent for a while say what it is doing, if it prints at all."""
+    def reporting_progress(self, callbacks: Sequence[Any]) -> AbstractContextManager[None]:
+        """Print what the run is doing whenever nothing was printed for a while."""
         if self not in callbacks or not PartialState().is_main_process:
             return nullcontext()
         return calling(lambda: self.break_silence(time.perf_counter()), every=1.0)
@@ -418,7 +430,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self.say(f"       {what} {how_much}".rstrip() + f" ({format_duration(now - self._started)})")
 
     def say(self, text: str) -> None:
-        """Writes a line, above the bar."""
+        """Print a line, above the progress bar."""
         self._said_at = time.perf_counter()
         file = self.file or sys.stdout
         text = wrapped_for(file, text)
@@ -436,11 +448,11 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self.say(line)
         if state.global_step:
             raised = "max_steps" if self._args.max_steps > 0 else "num_train_epochs"
-            what = f" Nothing is left to train: raise `{raised}`." if state.global_step >= state.max_steps else ""
-            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{what}")
+            done = f" No step is left. Raise `{raised}`." if state.global_step >= state.max_steps else ""
+            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{done}")
         if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)
-            assert self.training_bar is not None  # made by the line before
+            assert self.training_bar is not None
             self.training_bar.update(state.global_step)
             self.current_step = state.global_step
 
@@ -472,11 +484,11 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self._window, self._num_rows = [], self._num_rows + 1
 
     def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
-        """Return how much of each limit of the run is used, and the limit."""
+        """Return pairs of how much of a limit of the run is used, and the limit."""
         return [(state.global_step, state.max_steps), *self._stops.limits]
 
     def _seconds_left(self, state: TrainerState) -> float | None:
-        """Until the first of the run's ends, at the pace since it was started or resumed."""
+        """Return the estimated seconds until the run reaches a limit, by its pace since it was started or resumed."""
         elapsed = time.perf_counter() - self._started
         left = [
             elapsed * max(limit - used, 0) / (used - before)
@@ -508,19 +520,23 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         )
         made_no_step = state.global_step == resumed_at > 0
         if made_no_step:
-            lines = lines[-1:]  # the run before said the rest
+            lines = lines[-1:]  # the resumed run has printed the rest already
         for line in lines:
             self.say(line)
 
     def _rollouts(self, last_step: int, totals: Totals) -> list[dict]:
-        """Each rollout of the run as its ledger has it; nothing where that does not hold all of them."""
+        """Return the rollouts of the run from its ledger, or nothing if the ledger does not have all of them."""
         rollouts = read_rollouts(output_folder(self._args), last_step)
         return rollouts if total(rollouts, f"{SAMPLING}groups_generated") == totals.groups_sampled else []
 
 
 @contextmanager
-def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
-    """Keeps bars out of files and pipes, and logging out of bars; with `loading=False` no model loads with one."""
+def progress_bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
+    """
+    Show progress bars only on a terminal, and print log lines above them.
+
+    With `loading=False`, no bar is shown while a model is loaded.
+    """
     on_terminal, were_enabled = sys.stderr.isatty(), transformers_logging.is_progress_bar_enabled()
     if not (on_terminal and loading):
         transformers_logging.disable_progress_bar()
@@ -533,8 +549,8 @@ def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def print_to_terminal(trainer: Trainer, terminal: TerminalCallback) -> None:
-    """Put a callback in the place of transformers' own, which prints; a notebook keeps its table."""
+def use_terminal_callback(trainer: Trainer, terminal: TerminalCallback) -> None:
+    """Replace transformers' printing callback by this one. In a notebook, transformers' table is kept."""
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)

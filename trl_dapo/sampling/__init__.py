@@ -1,3 +1,3 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic sampling: which prompts are sampled, which groups train, and what is kept from one rollout to the next."""
+"""Dynamic sampling: which prompts to sample, which groups to train on, and what to keep for the next rollout."""

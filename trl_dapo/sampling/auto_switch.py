@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Switches selection policies on where few groups are accepted, and off again, by what the run itself has sampled.
+"""Automatic switching of selection policies: on if the run accepts few groups, and off again if it accepts many.
 
-Screen and memory sample fewer completions, but train less often on hard prompts. They pay where most prompts are
-hopeless or solved, so they are off until the acceptance rate is surely low.
+Screening and the pass-rate memory save completions, but with them the run trains less often on hard prompts. They pay
+off if most prompts are never solved or always solved, so they stay off until the acceptance rate is certainly low.
 """
 
 import math
@@ -18,31 +18,31 @@ from .round_size import AcceptanceRate
 
 class AutoSwitch(SelectionPolicy):
     """
-    Decides at the start of each rollout which of some policies are on.
+    Decides at the start of each rollout which of the given policies are on.
 
     Args:
         policies (`Sequence[SelectionPolicy]`):
-            The policies that it switches. Each says by [`SelectionPolicy.expected_saving`] what it would save.
+            Policies to switch. [`SelectionPolicy.expected_saving`] of each estimates what it would save.
         all_policies (`Sequence[SelectionPolicy]`):
-            All policies of the run: which prompts they skipped, and what they know of a prompt's pass rate.
+            All policies of the run. They provide the skipped prompts and the pass rates of prompts.
         num_generations (`int`):
-            Completions of a group.
+            Number of completions in a group.
     """
 
     needs_counts = True
 
-    # Acceptance rates of whole groups if no prompt is skipped. A policy is switched on if the rate is surely below the
-    # first, and off if it is surely above the second; in between nothing changes. At 20% the screen saves 1.3 times
-    # the completions of groups of 8 and 1.7 times those of groups of 16, and the memory about 4 times; by the clock
-    # both save at least 1.25 times on every engine that schedules completions (`python -m benchmarks
-    # rollout_seconds`). A model whose prompts are nearly all hard, and which learns less with the memory, accepts a
-    # third of its groups.
+    # Bounds on the acceptance rate that whole groups have if no prompt is skipped. A policy is switched on if the rate
+    # is certainly below the first bound, and off if it is certainly above the second. In between nothing changes.
+    # At 20%, screening reduces the completions by a factor of 1.3 for groups of 8 and 1.7 for groups of 16, and the
+    # memory by a factor of about 4. Measured in time, both save a factor of at least 1.25 on every engine that
+    # schedules completions (`python -m benchmarks rollout_seconds`). A model whose prompts are nearly all hard, and
+    # which learns less with the memory, accepts a third of its groups.
     ON_BELOW = 0.20
     OFF_ABOVE = 0.30
-    # "Surely" means by this many standard deviations of the estimate.
+    # "Certainly" means by this number of standard deviations of the estimate.
     NUM_DEVIATIONS = 2.0
-    # How many times fewer completions it must be expected to take to be switched on, and to stay on: on prompts that
-    # are all alike neither saves anything, however few groups are accepted.
+    # The factor by which a policy must be expected to reduce the completions to be switched on, and to stay on. If all
+    # prompts are alike, neither policy saves anything, however few groups are accepted.
     MIN_SAVING = 1.25
     MIN_SAVING_TO_STAY = 1.1
 
@@ -55,23 +55,23 @@ class AutoSwitch(SelectionPolicy):
         self._switched = list(policies)
         self._all_policies = list(all_policies)
         self._num_generations = num_generations
-        self.acceptance = AcceptanceRate()  # of whole groups of all prompts that came, the skipped ones included
-        # Counts of the current rollout. Its groups are not a fair sample before it ends, because those of one size
-        # come together.
+        self.acceptance = AcceptanceRate()  # of whole groups of all prompts, including skipped ones
+        # Counts of the present rollout. They are only used once it has ended, because groups of equal size are decided
+        # on together, so that the counts before the end are not a fair sample.
         self._num_prompts = 0
-        self._num_accepted = 0.0  # known, or otherwise expected
+        self._num_accepted = 0.0  # expected values for groups whose outcome is not known
         self._num_skipped_counted = 0
         self._messages: list[str] = []
         for policy in self._switched:
             policy.is_on = False
 
-    # ---- What the run has sampled ----
+    # ---- Counts of the run ----
 
     def observe(self, decided: Decided) -> None:
         """Count groups that were sampled for the first time, and prompts that were skipped."""
         if decided.counts is None or decided.num_known:
             return
-        expected = []  # of each prompt, the probability that its whole group would be accepted
+        expected = []  # for each prompt, the probability that its whole group would be accepted
         for group, counts, reason in zip(decided.groups, decided.counts, decided.reasons, strict=True):
             if reason is None:
                 expected.append(1.0)
@@ -92,7 +92,7 @@ class AutoSwitch(SelectionPolicy):
         self._num_skipped_counted = len(skipped)
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
-        """Return the probability that the rest of a group differs from its first completions, which are all equal."""
+        """Return the probability that the rest of a group would differ from its first completions, which are equal."""
         known = (policy.pass_rate(group.name) for policy in self._all_policies)
         correct, incorrect = next(pass_rate for pass_rate in known if pass_rate is not None)
         num_rest = group.num_missing
@@ -105,32 +105,32 @@ class AutoSwitch(SelectionPolicy):
     # ---- On or off ----
 
     def start_rollout(self) -> None:
-        """Learn from the last rollout, and switch policies on or off by what is known now."""
-        self._count_skipped()  # those of draws ahead
+        """Learn from the last rollout, and switch policies on or off accordingly."""
+        self._count_skipped()  # prompts skipped while drawing ahead are not counted yet
         if self._num_prompts:
             self.acceptance.update(self._num_accepted, self._num_prompts)
         self._num_prompts, self._num_accepted, self._num_skipped_counted = 0, 0.0, 0
         rate, deviation = self.acceptance.rate, self.acceptance.deviation
-        is_surely_low = rate + self.NUM_DEVIATIONS * deviation < self.ON_BELOW
-        is_surely_high = rate - self.NUM_DEVIATIONS * deviation > self.OFF_ABOVE
+        is_certainly_low = rate + self.NUM_DEVIATIONS * deviation < self.ON_BELOW
+        is_certainly_high = rate - self.NUM_DEVIATIONS * deviation > self.OFF_ABOVE
         for policy in self._switched:
             saving = policy.expected_saving(self._num_generations)
-            if policy.is_on and (is_surely_high or saving < self.MIN_SAVING_TO_STAY):
+            if policy.is_on and (is_certainly_high or saving < self.MIN_SAVING_TO_STAY):
                 policy.is_on = False
                 self._messages.append(f"{self._describe_acceptance()}: {policy.describe_off()} from here on.")
-            elif not policy.is_on and is_surely_low and saving >= self.MIN_SAVING:
+            elif not policy.is_on and is_certainly_low and saving >= self.MIN_SAVING:
                 policy.is_on = True
-                does = policy.describe_on(self._num_generations)
+                change = policy.describe_on(self._num_generations)
                 self._messages.append(
-                    f"{self._describe_acceptance()}: {does} from here on, which is expected to take {saving:.1f} "
-                    "times fewer completions."
+                    f"{self._describe_acceptance()}: {change} from here on, which is expected to reduce the number of "
+                    f"completions by a factor of {saving:.1f}."
                 )
 
     def _describe_acceptance(self) -> str:
         return f"{self.acceptance.rate:.0%} of groups are accepted"
 
     def leave_out(self, policy: SelectionPolicy) -> None:
-        """Note that the run continues without a policy."""
+        """Prepare for the run to continue without a policy."""
         self._switched = [one for one in self._switched if one is not policy]
         self._all_policies = [one for one in self._all_policies if one is not policy]
 

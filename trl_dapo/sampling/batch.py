@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of a rollout: which groups train, which only fill the batch, which stay in the queue. Pure functions."""
+"""The batch of a rollout: which groups train, which only fill it up, and what happens to the rest. Pure functions."""
 
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -10,19 +10,19 @@ from .groups import PromptGroup
 
 
 class Batch(NamedTuple):
-    """A rollout batch, and what became of the other groups."""
+    """A rollout batch, and the other groups of the rollout by what happens to them."""
 
-    train: list[PromptGroup]  # oldest first; with `"replace"` some several times
-    fill: list[PromptGroup]  # after them, without weight
-    carried: list[PromptGroup]  # accepted, and train in the next rollout
-    surplus: Sequence[PromptGroup] = ()  # accepted, and lost
-    partial: Sequence[PromptGroup] = ()  # whose rest the next rollout may request
-    given_up: Sequence[PromptGroup] = ()  # partial, and lost
+    train: list[PromptGroup]  # oldest first; in mode "replace" a group may appear several times
+    fill: list[PromptGroup]  # placed after the groups that train; they have no weight in the loss
+    carried: list[PromptGroup]  # accepted groups that train in the next rollout
+    surplus: Sequence[PromptGroup] = ()  # accepted groups that do not train
+    partial: Sequence[PromptGroup] = ()  # partial groups whose rest the next rollout may request
+    given_up: Sequence[PromptGroup] = ()  # partial groups that are not continued
 
 
 def num_missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float) -> int:
     """Return how many groups must still be accepted before the batch of `target` groups is full."""
-    # As a quotient: 0.55 is stored a little too large, so that 0.55 x 100 is above 55.
+    # A quotient is compared because the product is inexact: 0.55 * 100 is slightly above 55 in floating point.
     if mode == "replace" and num_accepted / target >= min_replace_ratio:
         return 0
     return max(target - num_accepted, 0)
@@ -31,7 +31,7 @@ def num_missing(mode: str, num_accepted: int, target: int, min_replace_ratio: fl
 def fill_batch(
     mode: str, accepted: Sequence[PromptGroup], fillers: Sequence[PromptGroup], target: int, min_replace_ratio: float
 ) -> tuple[list[PromptGroup], list[PromptGroup]]:
-    """Return the groups of a batch that train, and those that fill it up to `target` groups."""
+    """Return the groups of a batch that train, and the groups that fill it up to `target` groups."""
     train = list(accepted[:target])
     if mode == "replace" and train and num_missing(mode, len(accepted), target, min_replace_ratio) == 0:
         train = list(islice(cycle(train), target))

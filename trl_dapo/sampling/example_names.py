@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The names of examples: in the stream of prompts, in the pass-rate memory and the ledger, and in scores."""
+"""Names of examples: those of prompts in the stream, the pass-rate memory and the ledger, and those of problems in
+evaluation scores.
+"""
 
 import hashlib
 import json
@@ -11,42 +13,43 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 
-_LONGEST_SOURCE = 64  # characters; it becomes a part of a metric's name
-NO_SOURCE = "dataset"  # what an evaluation lists problems without a source under
+_LONGEST_SOURCE = 64  # characters, since a source becomes part of a metric's name
+NO_SOURCE = "dataset"  # the source under which an evaluation lists problems that have none
 _BEFORE_HASH = " #"
-_NAME = re.compile(rf"{_BEFORE_HASH}[0-9a-f]{{16}}$")  # how a name ends that begins with an id
+_NAME = re.compile(rf"{_BEFORE_HASH}[0-9a-f]{{16}}$")  # the end of a name that begins with an id
 
 
 def digest(text: str, algorithm: str = "blake2b") -> str:
-    """16 hexadecimal digits, the same in every process: BLAKE2's in checkpoints, SHA-256's in journals."""
+    """Return a hash of 16 hexadecimal digits, the same in every process. Checkpoints use BLAKE2, journals SHA-256."""
     data = text.encode(errors="surrogatepass")
-    # Files of earlier releases hold names of both kinds, and are read on.
+    # Both algorithms stay, so that names in existing files remain valid.
     return (hashlib.sha256(data) if algorithm == "sha256" else hashlib.blake2b(data, digest_size=8)).hexdigest()[:16]
 
 
 def prompt_name(example: Mapping[str, Any]) -> str:
-    """An example's id, if it has one, and a hash of its content: an id may be a category, or another dataset's too."""
+    """Return the name of a prompt: the example's id, if it has one, and a hash of its content."""
+    # An id alone might be a category, or occur in another dataset too.
     if not has_id(example):
         return content_digest(example)
     source, id_ = example.get("source"), str(example["id"])
     name = f"{id_ if source is None else f'{source}/{id_}'}{_BEFORE_HASH}{content_digest(example)}"
-    return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
+    return name.encode(errors="backslashreplace").decode()  # half of a surrogate pair could not be written to a file
 
 
 def id_in(name: str) -> str:
-    """The id that a name begins with; the name itself where there is none."""
+    """Return the id that a name begins with, or the name itself if it has no id."""
     return _NAME.sub("", name)
 
 
 def shown_names(names: Collection[str]) -> dict[str, str]:
-    """Return what people are shown for each name: the id alone if it names no other of these prompts."""
+    """Return what to display for each name: only the id, if no other of these prompts has the same id."""
     ids = {name: id_in(name) for name in names}
     num_named = Counter(ids.values())
     return {name: id_ if num_named[id_] == 1 else name for name, id_ in ids.items()}
 
 
 def problem_id(example: Mapping[str, Any]) -> str | None:
-    """A row's `id`, or a hash of its prompt; `None` where it has no prompt, or one that JSON cannot hold."""
+    """Return a row's `id`, or a hash of its prompt. `None` if it has no prompt, or one that JSON cannot hold."""
     if has_id(example):
         return str(example["id"])
     if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
@@ -58,14 +61,13 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
 
 
 def id_of_prompt(example: Mapping[str, Any]) -> str:
-    """A row's `problem_id` with what tells its prompt from others: its name where an id stands for several."""
+    """Return a row's `problem_id` with a hash of its prompt, which names it if several prompts have the same id."""
     return f"{problem_id(example)}#{digest(json.dumps(example['prompt']), 'sha256')[:8]}"
 
 
 def problem_source(example: Mapping[str, Any]) -> str | None:
     """
-    Return the benchmark that a row belongs to, or `None` if its `source` is not a name but, for example, a document to
-    summarize.
+    Return the benchmark that a row belongs to. `None` if its `source` column holds something else, such as texts.
     """
     source = example.get("source")
     if not isinstance(source, (str, int)) or not 0 < len(str(source)) <= _LONGEST_SOURCE:
@@ -74,25 +76,23 @@ def problem_source(example: Mapping[str, Any]) -> str | None:
 
 
 def has_id(example: Mapping[str, Any]) -> bool:
-    """Return whether a value is an id. `None` and NaN, which tables fill in, and empty text are not ids."""
+    """Return whether an example has an id. `None`, NaN and empty text do not count: tables fill gaps with them."""
     id_ = example.get("id")
     return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
 
 
 def content_digest(example: Mapping[str, Any]) -> str:
-    """A hash of every column of a row, the same in every process: equal rows are repeats of one problem."""
+    """Return a hash of all columns of a row, the same in every process. Rows with the same hash are repetitions."""
     try:
         return digest(json.dumps(example, sort_keys=True, default=_as_json))
-    except TypeError:  # of keys that JSON has no word for
+    except TypeError:  # keys of a type that JSON does not have
         return digest(re.sub(r" at 0x\w+", "", repr(example)))
 
 
 def _as_json(x: Any) -> Any:
-    """
-    Return the text that represents a value that JSON cannot in a hash. It must not contain an address, which differs
-    between runs.
-    """
-    if str(getattr(x, "dtype", "")) == "object":  # an array of texts, as pandas has them
+    """Return a replacement for a value of a type that JSON does not have, without its address in memory."""
+    # The address differs from run to run, but the hash must not.
+    if str(getattr(x, "dtype", "")) == "object":  # such as an array of texts from pandas
         return x.tolist()
     if hasattr(x, "tobytes"):
         return int(digest(x.tobytes().hex()), 16)

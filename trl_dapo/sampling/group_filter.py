@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own rule for which groups train."""
+"""Application of a user's own rule for which groups to train on."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def apply_group_filter(
     rows: Sequence[dict],
     num_generations: int,
 ) -> list[str | None]:
-    """For each group what a user's rule says of it: `None` to train on it, or the reason to drop it."""
+    """Apply the user's rule to each group. Return `None` for a group to train on, or the reason to drop it."""
     reasons = []
     for start in range(0, len(rows), num_generations):
         group = slice(start, start + num_generations)
@@ -30,8 +30,8 @@ def apply_group_filter(
         reason = group_filter(dict(zip(reward_names, columns, strict=True)), copy.deepcopy(list(rows[group])))
         if not (reason is None or (isinstance(reason, str) and reason)):
             raise TypeError(
-                f"`group_filter` returned {reason!r}: it must return `None` for a group that trains, or the reason to "
-                "drop it as text."
+                f"`group_filter` returned {reason!r}: it must return `None` to train on the group, or the reason to "
+                "drop it as a non-empty string."
             )
         reasons.append(reason)
     return reasons
@@ -40,7 +40,7 @@ def apply_group_filter(
 def ask_group_filter(
     group_filter: GroupFilter, groups: Sequence[PromptGroup], reward_names: Sequence[str]
 ) -> list[str | None]:
-    """Ask a user's rule about groups of one size, once, on the main process. Collective."""
+    """Apply the user's rule to groups of equal size, on the main process only. Return its results. Collective."""
     own = {(group.number, index): row.completion for group in groups for index, row in group.rows.items()}
     texts = {key: text for part in gather_object([own]) for key, text in part.items()}
     rows = [

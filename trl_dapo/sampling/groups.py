@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A group: one prompt with its completions, from the dataset to the gradient.
+"""A group: one prompt with its completions, from the draw of the prompt to training. Its states are:
 
     DRAWN -> IN_FLIGHT -> PARTIAL -> IN_FLIGHT -> ACCEPTED -> TRAINED
                  |           |           |           |
@@ -8,8 +8,8 @@
                                    v
                                 DROPPED
 
-A group that is requested whole goes from IN_FLIGHT to ACCEPTED or DROPPED at once. One of which only the first
-completions were requested becomes PARTIAL if these differ, and its rest is requested. If a request is cancelled, its
+A group that is requested whole goes from IN_FLIGHT directly to ACCEPTED or DROPPED. If only its first completions were
+requested and their rewards differ, it becomes PARTIAL, and its rest is requested later. If a request is cancelled, the
 group goes back to DRAWN or PARTIAL. PARTIAL and ACCEPTED groups are dropped if no later rollout may train on them.
 """
 
@@ -26,19 +26,19 @@ from .rows import Row
 
 
 class GroupState(StrEnum):
-    """The states of a group."""
+    """State of a group."""
 
-    DRAWN = "drawn"  # from the stream, nothing requested
+    DRAWN = "drawn"  # its prompt was drawn, but nothing is requested
     IN_FLIGHT = "in flight"  # completions are requested
-    PARTIAL = "partial"  # its first completions differ, the rest is not requested yet
-    ACCEPTED = "accepted"  # whole, and waits for a batch
-    DROPPED = "dropped"  # for a reason
-    TRAINED = "trained"  # in a batch
+    PARTIAL = "partial"  # the rewards of its first completions differ, and its rest is not requested yet
+    ACCEPTED = "accepted"  # it is whole and waits for a batch
+    DROPPED = "dropped"  # it does not train
+    TRAINED = "trained"  # it is in a batch
 
 
 _NEXT_STATES = {
     GroupState.DRAWN: {GroupState.IN_FLIGHT},
-    # Back to DRAWN or PARTIAL if the request was cancelled.
+    # It goes back to DRAWN or PARTIAL if the request is cancelled.
     GroupState.IN_FLIGHT: {
         GroupState.PARTIAL,
         GroupState.ACCEPTED,
@@ -54,13 +54,13 @@ _NEXT_STATES = {
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request to the generation engine: completions of one group, from its first one or after those that it has."""
+    """A request to the engine for completions of one group: all of them, its first ones, or the rest."""
 
     group: "PromptGroup"
     num_completions: int
-    policy_rollout: int = 0  # the rollout whose policy samples, by its number in the run
-    policy_step: int = 0  # optimizer steps behind that policy
-    expires_at: int = 0  # the last rollout that may take the answer in
+    policy_rollout: int = 0  # number of the rollout whose policy samples the completions
+    policy_step: int = 0  # optimizer steps that this policy has had
+    expires_at: int = 0  # number of the last rollout that may receive the completions
 
     @property
     def is_first(self) -> bool:
@@ -69,56 +69,56 @@ class GenerationRequest:
 
     @property
     def may_wait(self) -> bool:
-        """Whether a later rollout than the next one may take the answer in."""
+        """Whether a rollout after the next one may receive the completions."""
         return self.expires_at > self.policy_rollout + 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the group is requested at once."""
+        """Whether the whole group is requested at once."""
         return self.is_first and self.num_completions == self.group.num_generations
 
 
 def num_completions_of(requests: Iterable[GenerationRequest]) -> int:
-    """Return how many completions are requested."""
+    """Return the total number of completions that are requested."""
     return sum(request.num_completions for request in requests)
 
 
 @dataclass(eq=False)
 class PromptGroup:
     """
-    One prompt and its completions. Every process has the same groups in the same states; only `rows` differ.
+    One prompt and its completions. Every process has the same groups in the same states, and only `rows` differ.
 
-    The columns of completions have one entry for each completion received, in the order in which they were requested.
+    The lists have one entry per received completion, in the order in which the completions were requested.
     """
 
-    number: int  # in the run, in the order of the draw
-    name: str  # of the prompt
+    number: int  # counted over the run, in the order in which prompts were drawn
+    name: str  # name of the prompt
     example: dict[str, Any]
-    num_generations: int  # completions when it is whole
-    stream_position: tuple[int, int]  # passes before it, and its position in the pass
+    num_generations: int  # number of completions when it is whole
+    stream_position: tuple[int, int]  # number of passes before its pass, and its position in that pass
     source: str | None = None
     state: GroupState = GroupState.DRAWN
     drop_reason: str | None = None
-    request: GenerationRequest | None = None  # while it is in flight
-    round: Any = None  # the [`Round`] in which it was last decided on
+    request: GenerationRequest | None = None  # set while it is in flight
+    round: Any = None  # the [`Round`] in which the latest decision on it was made
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (completions, reward functions)
-    lengths: list[int] = field(default_factory=list)  # the model's own tokens of each completion
-    truncated: list[bool] = field(default_factory=list)  # whether the length limit ended it
-    extra_logs: dict[str, list] = field(default_factory=dict)  # what reward functions logged of each completion
-    policy_rollouts: list[int] = field(default_factory=list)  # the rollout whose policy sampled it
-    policy_steps: list[int] = field(default_factory=list)  # optimizer steps behind that policy
-    ranks: list[int] = field(default_factory=list)  # the process that holds its row
-    rows: dict[int, Row] = field(default_factory=dict)  # those that this process holds, by their index in the group
-    num_settled: int = 0  # completions that a finished round decided on; the others are of a round that is under way
+    lengths: list[int] = field(default_factory=list)  # number of tokens that the model generated
+    truncated: list[bool] = field(default_factory=list)  # whether the completion was cut off at the length limit
+    extra_logs: dict[str, list] = field(default_factory=dict)  # columns that reward functions logged with `log_extra`
+    policy_rollouts: list[int] = field(default_factory=list)  # number of the rollout whose policy sampled it
+    policy_steps: list[int] = field(default_factory=list)  # optimizer steps that this policy has had
+    ranks: list[int] = field(default_factory=list)  # the process that holds the completion's row
+    rows: dict[int, Row] = field(default_factory=dict)  # rows that this process holds, by their index in the group
+    num_settled: int = 0  # completions that a decision was made on; further ones belong to an unfinished round
 
     @property
     def num_received(self) -> int:
-        """Number of completions that it has."""
+        """Number of completions received."""
         return len(self.ranks)
 
     @property
     def num_missing(self) -> int:
-        """Number of completions that it still needs."""
+        """Number of completions that it lacks to be whole."""
         return self.num_generations - self.num_received
 
     @property
@@ -132,23 +132,26 @@ class PromptGroup:
         return len(set(self.ranks)) > 1
 
     def staleness(self, rollout: int) -> int:
-        """Return how many rollouts before this one the policy of its oldest completion was the present one."""
+        """Return how many rollouts before this one its oldest completion was sampled."""
         return rollout - min(self.policy_rollouts, default=rollout)
 
     def move_to(self, state: GroupState, reason: str | None = None) -> None:
-        """Change the state; raise for a change that is not described at the top of this file."""
+        """Change the state. Raise if the change is not one of those described at the top of this file."""
         if state not in _NEXT_STATES[self.state]:
-            raise RuntimeError(f"Group {self.number} of prompt {self.name!r} cannot go from {self.state} to {state}.")
+            raise RuntimeError(
+                f"Group {self.number} of prompt {self.name!r} cannot go from {self.state} to {state}. This is a bug "
+                "in trl-dapo: please report it."
+            )
         self.state, self.drop_reason = state, reason
 
     def receive(self, request: GenerationRequest, ranks: Sequence[int]) -> None:
-        """Add the completions of a request, which these processes hold."""
+        """Add the completions of a request. `ranks` are the processes that hold their rows."""
         self.ranks += ranks
         self.policy_rollouts += [request.policy_rollout] * len(ranks)
         self.policy_steps += [request.policy_step] * len(ranks)
 
     def forget_unsettled(self) -> None:
-        """Forget completions on which it was not decided, because their round was interrupted."""
+        """Remove completions that no decision was made on, because their round was interrupted."""
         num = self.num_settled
         for column in (self.lengths, self.truncated, self.policy_rollouts, self.policy_steps, self.ranks):
             del column[num:]
@@ -157,17 +160,17 @@ class PromptGroup:
         self.rows = {index: row for index, row in self.rows.items() if index < num}
 
     def shorten_rows(self) -> None:
-        """Keep one token of each completion: of a dropped group no more is needed than fills a batch."""
+        """Keep only one token of each completion, which is enough for a dropped group to fill up a batch."""
         self.rows = {index: row.shortened() for index, row in self.rows.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, with the rows of this process; loadable with `weights_only=True`."""
+        """Return what a checkpoint keeps, with the rows of this process. It can be loaded with `weights_only=True`."""
         request, is_accepted = self.request, self.state is GroupState.ACCEPTED
         return {
             "number": self.number,
             "name": self.name,
             "stream_position": self.stream_position,
-            # An accepted group is not sampled again, so its example is not looked for.
+            # An accepted group requests no more completions, so its example is not needed again.
             "example": None if is_accepted else content_digest({**self.example, "id": None}),
             "source": self.source,
             "state": self.state.value,
@@ -185,7 +188,7 @@ class PromptGroup:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], example: dict[str, Any], num_generations: int) -> "PromptGroup":
-        """Return the group that [`PromptGroup.state_dict`] described, with its example, which is read again."""
+        """Return the group saved by [`PromptGroup.state_dict`]. `example` is read from the dataset again."""
         position = tuple(state["stream_position"])
         group = cls(state["number"], state["name"], example, num_generations, position)
         for name in _PLAIN_COLUMNS:
@@ -209,12 +212,12 @@ _PLAIN_COLUMNS = (
 
 
 def is_example_of(example: dict[str, Any], state: dict[str, Any]) -> bool:
-    """Return whether an example holds what that of a saved group held."""
+    """Return whether an example has the same content as that of a saved group."""
     return content_digest({**example, "id": None}) == state["example"]
 
 
 def new_group(
     number: int, name: str, example: dict[str, Any], num_generations: int, stream_position: tuple[int, int]
 ) -> PromptGroup:
-    """Return a group that was just drawn."""
+    """Return a new group, for a prompt that was just drawn."""
     return PromptGroup(number, name, example, num_generations, stream_position, problem_source(example))

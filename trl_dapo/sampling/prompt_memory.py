@@ -1,9 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""
-Pass-rate memory: what past rounds showed about each prompt, and which prompts to skip because they would most likely
-be dropped.
-"""
+"""The pass-rate memory: learns the pass rate of each prompt during a run, and decides which prompts to skip."""
 
 import math
 import os
@@ -19,8 +16,9 @@ from .policies import Decided, SelectionPolicy
 
 def expected_acceptance(correct: float, incorrect: float, num_generations: int) -> float:
     """
-    Return the probability that completions are neither all correct nor all incorrect, for a Beta-distributed pass
-    rate.
+    Return the probability that the completions of a group are neither all correct nor all incorrect.
+
+    The pass rate has a Beta distribution with the parameters `correct` and `incorrect`.
     """
     all_correct = math.exp(log_likelihood(num_generations, 0, correct, incorrect))
     return max(1.0 - all_correct - math.exp(log_likelihood(0, num_generations, correct, incorrect)), 0.0)
@@ -28,33 +26,38 @@ def expected_acceptance(correct: float, incorrect: float, num_generations: int) 
 
 @dataclass(slots=True)
 class _Record:
-    """
-    The record of one prompt. `num_skipped` counts skips in a row; `evidence_*` has the weight of the time `last_age`.
-    """
+    """The memory's record of one prompt."""
 
     num_seen: int = 0
     num_correct: int = 0
     num_scored: int = 0
-    last_step: int = 0
-    last_age: int = 0
-    num_skipped: int = 0
-    num_passes: int = 1  # that its next observation represents
-    evidence_correct: float = 0.0
-    evidence_wrong: float = 0.0
+    last_step: int = 0  # optimizer step of the latest observation
+    num_halvings: int = 0  # how often the memory had been halved when the evidence was last updated
+    num_skipped: int = 0  # in a row
+    num_passes: int = 1  # number of passes that the next observation represents: its own and the skipped ones
+    evidence_correct: float = 0.0  # weighted number of correct completions
+    evidence_incorrect: float = 0.0
 
 
 class Population:
-    """The pass rates of all prompts: sums of unbiased estimates of p and p^2, one for each prompt and pass."""
+    """
+    The distribution of the pass rates of all prompts.
 
-    _UNIFORM = {"num_passes": 2.0, "sum_rate": 2 / 2, "sum_square": 2 / 3}  # noqa: RUF012 (counts as two visits)
+    It is estimated from sums of unbiased estimates of p and p^2, where p is a prompt's pass rate. Each prompt
+    contributes one estimate per pass.
+    """
+
+    # A uniform prior that has the weight of two observations.
+    _UNIFORM = {"num_passes": 2.0, "sum_rate": 2 / 2, "sum_square": 2 / 3}  # noqa: RUF012
 
     def __init__(self) -> None:
         self._sums = dict(self._UNIFORM)
 
     def update(self, num_correct: int, num_scored: int, num_passes: int = 1) -> None:
         """
-        Learn from an observation, weighted by the passes since the last one: otherwise prompts seen often would count
-        more.
+        Learn from an observation, which has the weight of `num_passes` passes.
+
+        The weight makes up for skipped passes. Without it, prompts that are sampled more often would count more.
         """
         if num_scored >= 2:
             self._sums["num_passes"] += num_passes
@@ -66,7 +69,7 @@ class Population:
         self._sums = {name: start + by * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
     def pass_rate(self, prompt_id: str | None = None) -> tuple[float, float]:
-        """Return the Beta distribution of pass rates, by its first two moments. It is the same for every prompt."""
+        """Return the parameters of the Beta distribution with the estimated first two moments, for any prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
         # A population that is nearly all solved or all unsolved has a tiny concentration, but not zero.
@@ -81,31 +84,45 @@ class Population:
 
 
 class PromptMemory(SelectionPolicy):
-    """Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank."""
+    """
+    Learns the pass rate of every prompt, and skips prompts whose groups would probably be dropped.
+
+    Its state and its decisions are the same on every process.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws that decide which prompts are skipped.
+        longest_wait (`int`, *optional*, defaults to `32`):
+            Maximum number of passes from one visit of a prompt to the next.
+        num_generations (`int`, *optional*, defaults to `8`):
+            Number of completions in a group.
+    """
 
     name = "memory"
     needs_counts = True
 
-    # A pass rate has a Beta posterior: a prior that is fitted to the observations of all prompts, and the evidence of
-    # its own observations. The policy learns, so old observations become misleading. Each new one therefore asks:
-    # would half the evidence have predicted it better than all of it? The log of how much better is summed over
-    # observations, and never falls below zero (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a
-    # bound, the policy has changed, and the weight of everything known is halved, of each prompt and of the
-    # population. Skipping prompts by what was seen of them is GRESO's idea (https://huggingface.co/papers/2506.02177),
-    # whose waits have no bound.
+    # The pass rate of a prompt has a Beta posterior. Its prior is fitted to the observations of all prompts, and its
+    # evidence comes from the prompt's own observations.
+    # As the policy learns, older evidence becomes misleading. So each observation is tested: would half the evidence
+    # have predicted it better than all the evidence? The log of the likelihood ratio is summed over the observations
+    # and kept at zero or above (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a bound, the policy
+    # has changed, and all evidence is halved, that of each prompt and that of the population.
+    # Skipping prompts by past results is the idea of GRESO (https://huggingface.co/papers/2506.02177), in which the
+    # number of skipped passes has no bound.
 
-    # The factor of everything known after a change, and of a prompt's earlier observations at each new one. With it
-    # the evidence is worth two groups at most, so a prompt that alone was learned is noticed too. MoPPS's recipes use
-    # the same factor (https://huggingface.co/papers/2507.04632).
+    # The weight that evidence keeps after a change, and that a prompt's earlier observations keep at each new one.
+    # With the latter, the evidence of a prompt is worth two groups at most, so that the memory also notices if the
+    # policy learns only this prompt. The recipes of MoPPS use the same factor
+    # (https://huggingface.co/papers/2507.04632).
     KEPT = 0.5
-    # If nothing is learned and pass rates are Beta-distributed, a sum of log-likelihood ratios exceeds this at most
-    # once in e^10 = 22,000 observations (Lorden, Ann. Math. Stat. 42, 1971).
-    MOST_SURPRISE = 10.0
-    # A prompt with half the predicted acceptance of an unseen one is sampled as rarely as allowed. A lower power
-    # samples such prompts more often.
+    # If the policy does not change and pass rates are Beta-distributed, the sum of log-likelihood ratios exceeds this
+    # at most once in e^10 = 22,000 observations (Lorden, Ann. Math. Stat. 42, 1971).
+    MAX_SURPRISE = 10.0
+    # The number of visits falls with this power of the expected acceptance. With 5, a prompt whose acceptance is half
+    # that of an unseen prompt is visited as rarely as the default `longest_wait` allows. A lower power samples more.
     VISITS_POWER = 5
 
-    _STATE = ("seed", "_num_draws", "_age", "_surprise")
+    _STATE = ("seed", "_num_draws", "_num_halvings", "_surprise")
 
     def __init__(self, seed: int = 0, *, longest_wait: int = 32, num_generations: int = 8) -> None:
         self.seed = seed
@@ -114,9 +131,9 @@ class PromptMemory(SelectionPolicy):
         self.population = Population()
         self._records: dict[str, _Record] = {}
         self._num_draws = 0
-        self._age = 0  # how often all that was known lost half its weight
-        self._surprise = 0.0
-        self.skipped: list[tuple[float, float]] = []  # Beta distributions of the pass rates, since the rollout began
+        self._num_halvings = 0  # how often all evidence was halved
+        self._surprise = 0.0  # the sum of log-likelihood ratios
+        self.skipped: list[tuple[float, float]] = []
 
     def start_rollout(self) -> None:
         self.skipped.clear()
@@ -135,18 +152,18 @@ class PromptMemory(SelectionPolicy):
             self.update(group.name, num_correct, num_scored, decided.step, is_rest=is_rest)
 
     def expected_saving(self, num_generations: int) -> float:
-        """Return how many times more often a group is accepted once every prompt was observed once."""
+        """Return the factor by which the acceptance rate is expected to rise once every prompt was observed once."""
         correct, incorrect = self.population.pass_rate()
         unseen = expected_acceptance(correct, incorrect, num_generations)
-        num_visits, num_accepted = 0.0, 0.0  # per pass and prompt
+        num_visits, num_accepted = 0.0, 0.0  # expected values per prompt and pass
         for num_correct in range(num_generations + 1):
             num_incorrect = num_generations - num_correct
             num_orders = math.comb(num_generations, num_correct)
             share = num_orders * math.exp(log_likelihood(num_correct, num_incorrect, correct, incorrect))
-            predicted = expected_acceptance(correct + num_correct, incorrect + num_incorrect, num_generations)
-            visits = share * self._visits_per_pass(predicted, unseen)
+            acceptance = expected_acceptance(correct + num_correct, incorrect + num_incorrect, num_generations)
+            visits = share * self._visits_per_pass(acceptance, unseen)
             num_visits += visits
-            num_accepted += visits * predicted
+            num_accepted += visits * acceptance
         return num_accepted / num_visits / unseen
 
     def describe_on(self, num_generations: int) -> str:
@@ -163,88 +180,88 @@ class PromptMemory(SelectionPolicy):
         return expected_acceptance(*self.pass_rate(prompt_id), num_generations)
 
     def draw_skip(self, prompt_id: str, num_generations: int, may_skip: bool = True) -> bool:
-        """Draw whether to skip this prompt now. Processes that call this in the same order get the same results."""
+        """Draw whether to skip this prompt now. Processes that make the same calls in the same order get the same."""
         record = self._records.get(prompt_id)
         if record is None:
             return False
         unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
         correct, incorrect = self.pass_rate(prompt_id)
-        predicted = expected_acceptance(correct, incorrect, num_generations)
-        visits_per_pass = self._visits_per_pass(predicted, unseen)
-        # Waits are uniform over 1, 2, ... 2 / visits_per_pass - 1 passes: as often on average, but bounded.
+        acceptance = expected_acceptance(correct, incorrect, num_generations)
+        visits_per_pass = self._visits_per_pass(acceptance, unseen)
+        # The wait until the next visit is uniform over 1, 2, ... 2 / visits_per_pass - 1 passes. So the prompt is
+        # visited as often as it should be on average, and the wait is bounded.
         num_left = 2 / visits_per_pass - 1 - record.num_skipped
         skip = may_skip and self._draw(prompt_id) * num_left >= 1
-        # A wait ends with the draw, not with the observation: a round may pass over the dataset again before that.
+        # The wait ends here, not when the prompt is observed, because a round may reach the prompt again before that.
         record.num_skipped = record.num_skipped + 1 if skip else 0
         if skip:
             record.num_passes += 1
             self.skipped.append((correct, incorrect))
         return skip
 
-    def _visits_per_pass(self, predicted: float, unseen: float) -> float:
+    def _visits_per_pass(self, acceptance: float, unseen: float) -> float:
         """
-        Return how often per pass to sample a prompt with this predicted acceptance, if an unseen prompt is sampled
-        once.
+        Return how often per pass to sample a prompt whose group is accepted with probability `acceptance`.
+
+        `unseen` is the probability for an unseen prompt, which is sampled once per pass.
         """
-        visits_per_pass = (predicted / unseen) ** self.VISITS_POWER if predicted < unseen else 1.0
+        visits_per_pass = (acceptance / unseen) ** self.VISITS_POWER if acceptance < unseen else 1.0
         return max(visits_per_pass, 2 / (self.longest_wait + 1))
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
-        """Learn from a group, or from the rest of a group whose first completions are known."""
-        record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
-        if not is_rest:  # the rest of a partial group is not an observation of its own
+        """Learn from the completions of a group, or from its rest if it has learned from its first completions."""
+        record = self._records.setdefault(prompt_id, _Record(num_halvings=self._num_halvings))
+        # The rest of a group belongs to the same observation as its first completions, which was counted before.
+        if not is_rest:
             num_incorrect = num_scored - num_correct
             whole = log_likelihood(num_correct, num_incorrect, *self._posterior(record))
             half = log_likelihood(num_correct, num_incorrect, *self._posterior(record, self.KEPT))
             self._surprise = max(self._surprise + half - whole, 0.0)
-            if (
-                self._surprise > self.MOST_SURPRISE
-            ):  # half of what is known would have predicted the last observations better
+            if self._surprise > self.MAX_SURPRISE:
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
             record.num_passes = 1
         kept = self._fade(record)
-        if not is_rest and num_scored:  # earlier observations count half
+        if not is_rest and num_scored:  # at each new observation the weight of earlier ones is halved
             kept *= self.KEPT
         record.evidence_correct = kept * record.evidence_correct + num_correct
-        record.evidence_wrong = kept * record.evidence_wrong + (num_scored - num_correct)
+        record.evidence_incorrect = kept * record.evidence_incorrect + (num_scored - num_correct)
         record.num_seen += 1
         record.num_correct += num_correct
         record.num_scored += num_scored
-        record.last_step, record.last_age = step, self._age
+        record.last_step, record.num_halvings = step, self._num_halvings
 
     def halve(self) -> None:
-        """Halve the weight of everything known, of each prompt and of the population."""
-        self._surprise, self._age = 0.0, self._age + 1
+        """Halve the weight of all evidence, that of each prompt and that of the population."""
+        self._surprise, self._num_halvings = 0.0, self._num_halvings + 1
         self.population.fade(self.KEPT)
 
     @property
     def prompts(self) -> set[str]:
-        """The prompts that were seen."""
+        """The prompts that were observed."""
         return {*self._records}
 
     def _fade(self, record: _Record) -> float:
         """Return the weight that the evidence of a prompt still has."""
-        return self.KEPT ** (self._age - record.last_age)
+        return self.KEPT ** (self._num_halvings - record.num_halvings)
 
     def _posterior(self, record: _Record, by: float = 1.0) -> tuple[float, float]:
         correct, incorrect = self.population.pass_rate()
         by *= self._fade(record)
-        return correct + by * record.evidence_correct, incorrect + by * record.evidence_wrong
+        return correct + by * record.evidence_correct, incorrect + by * record.evidence_incorrect
 
     def pass_rate(self, prompt_id: str | None) -> tuple[float, float]:
-        """Return the Beta distribution of a prompt's pass rate; for `None`, that of an unknown prompt."""
+        """Return the Beta parameters of a prompt's pass rate. `None` stands for a prompt that was never observed."""
         return self._posterior(self._records.get(prompt_id or "") or _Record())
 
     def _draw(self, prompt_id: str) -> float:
-        """Return a uniform number in [0, 1) that depends only on the seed, the prompt and the number of draws."""
+        """Draw a uniform number in [0, 1) that depends only on the seed, the prompt and the number of draws so far."""
         self._num_draws += 1
-        # Only the id counts: another column of the dataset, which the hash in the name depends on, must not change
-        # draws.
+        # Only the id is used. The hash in the name depends on all columns, and an added column must not change draws.
         return int(digest(f"{self.seed}/{self._num_draws}/{id_in(prompt_id)}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a parquet file with a row for each prompt that was seen."""
+        """Write a parquet file with one row for each observed prompt."""
         records = self._records.values()
         columns: dict[str, list] = {"prompt_id": list(self._records)}
         columns["pass_rate"] = [r.num_correct / r.num_scored if r.num_scored else None for r in records]
@@ -254,17 +271,17 @@ class PromptMemory(SelectionPolicy):
 
     @staticmethod
     def read(path: str | os.PathLike) -> dict[str, _Record]:
-        """Return what [`PromptMemory.save`] wrote, by prompt."""
+        """Read the records that [`PromptMemory.save`] wrote, by prompt."""
         names = [field.name for field in fields(_Record)]
         rows = pq.read_table(path).to_pylist()
         return {row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in rows}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs in addition to the file, JSON-able."""
+        """Return what a resumed run needs in addition to the parquet file, as values that JSON can hold."""
         return {name.lstrip("_"): getattr(self, name) for name in self._STATE} | self.population.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, with the file's `records` in it."""
+        """Continue from a saved state, to which `records` of the parquet file were added."""
         self._records = state.get("records", {})
         self.skipped.clear()
         self.population.load_state_dict(state)
@@ -273,7 +290,11 @@ class PromptMemory(SelectionPolicy):
 
 
 def log_likelihood(num_correct: int, num_incorrect: int, correct: float, incorrect: float) -> float:
-    """Return the log-likelihood of completions in their order, for a Beta-distributed pass rate."""
+    """
+    Return the log-likelihood of completions in a given order.
+
+    The pass rate has a Beta distribution with the parameters `correct` and `incorrect`.
+    """
     return _log_beta(correct + num_correct, incorrect + num_incorrect) - _log_beta(correct, incorrect)
 
 

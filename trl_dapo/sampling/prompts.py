@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The resumable prompt stream: one shuffled pass after another over the dataset."""
+"""The prompt stream: a resumable sequence of shuffled passes over the dataset."""
 
 import itertools
 import json
@@ -15,13 +15,25 @@ from datasets import Audio, Dataset, Image, IterableDataset, Video
 from .example_names import digest, has_id, prompt_name
 
 
-# A map-style dataset's prompts are named in blocks: one look-up a row is slow.
+# Names of prompts are computed in blocks, because reading a dataset row by row is slow.
 BLOCK = 256
 FINGERPRINT_ROWS, FIRST_ROWS = 1000, 16
 
 
 class PromptStream:
-    """One endless stream of prompts, of which none comes twice within a pass; the same on every process."""
+    """
+    An endless stream of prompts, the same on every process. Within a pass, each row of the dataset comes once.
+
+    Args:
+        dataset (`Dataset` or `IterableDataset`):
+            Dataset that the stream passes over.
+        seed (`int`):
+            Seed of the order of the prompts.
+        shuffle (`bool`, *optional*, defaults to `True`):
+            Whether each pass is shuffled.
+        columns (`Collection[str]`, *optional*):
+            Columns that the examples keep. By default they keep all.
+    """
 
     def __init__(
         self,
@@ -29,13 +41,14 @@ class PromptStream:
         *,
         seed: int,
         shuffle: bool = True,
-        columns: Collection[str] | None = None,  # that the examples keep; all by default
+        columns: Collection[str] | None = None,
     ) -> None:
         self.seed = seed
         self.shuffle = shuffle
         self.num_skipped = 0
-        self.num_passes = 0  # that have ended
-        self.taken_at: list[tuple[int, int]] = []  # what was taken last: passes before it, and its position
+        self.num_passes = 0  # complete passes
+        # For each prompt of the latest `take`: the number of passes before its pass, and its position in that pass.
+        self.taken_at: list[tuple[int, int]] = []
         source: Any = _IterableSource if isinstance(dataset, IterableDataset) else _MapStyleSource
         self._source: _MapStyleSource | _IterableSource = source(dataset, seed, shuffle, columns)
         self._position = 0
@@ -43,15 +56,16 @@ class PromptStream:
 
     @property
     def passes(self) -> float:
-        """Passes made over the dataset, with the share of the present one where the length is known."""
+        """Number of passes over the dataset, including the fraction of the present one if its length is known."""
         return self.passes_at(self.num_passes, self._position)
 
     @property
     def passes_taken(self) -> float:
-        """Passes over the dataset, counting only prompts that were taken."""
+        """Number of passes over the dataset, not counting skipped prompts."""
         return self.passes - (self.num_skipped / self._source.length if self._source.length else 0.0)
 
     def passes_at(self, num_passes: int, position: int) -> float:
+        """Return the number of passes up to a position of the stream."""
         return num_passes + (position / self._source.length if self._source.length else 0.0)
 
     def take(
@@ -60,7 +74,18 @@ class PromptStream:
         skip: Callable[[str, bool], bool] | None = None,
         is_enough: Callable[[str], bool] = lambda name: False,
     ) -> list[tuple[str, dict[str, Any]]]:
-        """The next `n` prompts, or up to one that `is_enough`; `skip`, where it may, passes over some for a pass."""
+        """
+        Return the names and examples of the next prompts.
+
+        Args:
+            n (`int`):
+                Maximum number of prompts.
+            skip (`Callable`, *optional*):
+                Called with each prompt's name, and with whether it may be skipped. A prompt is skipped in this pass if
+                it returns `True`.
+            is_enough (`Callable`, *optional*):
+                Called with the name of each prompt that is taken. No further prompt is taken once it returns `True`.
+        """
         taken: list[tuple[str, Any]] = []
         self.taken_at = []
         num_skipped_in_a_row = 0
@@ -68,7 +93,7 @@ class PromptStream:
         while len(taken) < n:
             name, row = self._next_row()
             if self._source.length is not None and num_skipped_in_a_row >= 2 * self._source.length - 1:
-                # A full pass was skipped, so nothing more is skipped in this call.
+                # This many rows include a full pass, and all were skipped. No more are skipped in this call.
                 may_skip = False
             if skip is not None and skip(name, may_skip):
                 self.num_skipped += 1
@@ -83,10 +108,10 @@ class PromptStream:
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
 
-    def again(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
-        """Return the examples at these positions, as far as they exist."""
+    def examples_at(self, stream_positions: Iterable[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
+        """Return the examples that were taken at these positions of the stream, as far as they can be read again."""
         rows: dict[tuple[int, int], Any] = {}
-        for num_passes, of_pass in itertools.groupby(sorted({*places}), key=lambda place: place[0]):
+        for num_passes, of_pass in itertools.groupby(sorted({*stream_positions}), key=lambda entry: entry[0]):
             positions = [position for _, position in of_pass]
             is_present = num_passes == self.num_passes
             end = self._position if is_present else positions[-1] + 1
@@ -94,17 +119,20 @@ class PromptStream:
             past = enumerate(itertools.islice(read, end - positions[0]), positions[0])
             rows |= {(num_passes, i): row for i, (_, row) in past if i in positions}
             if is_present:
-                self._rows = read  # a stream may not bring its rows a second time
+                self._rows = read  # continue from here, since a streamed dataset may not allow a second reading
         return dict(zip(rows, self._source.load(list(rows.values())), strict=True))
 
     def _next_row(self) -> tuple[str, Any]:
-        """The name of the next prompt, and what its source loads it by."""
+        """Return the name of the next prompt, and the value by which its source loads the example."""
         if self._rows is None:
             self._rows = self._source.rows(self.num_passes, self._position)
         row = next(self._rows, None)
         if row is None:
             if self._position == 0:
-                raise ValueError("The training dataset holds no prompt.")
+                raise ValueError(
+                    "The training dataset is empty, so there are no prompts to sample from. Pass a `train_dataset` "
+                    "with at least one row."
+                )
             self._source.length = self._position
             self.num_passes, self._position, self._rows = self.num_passes + 1, 0, None
             return self._next_row()
@@ -112,20 +140,20 @@ class PromptStream:
         return row
 
     def rows_by_name(self, columns: Collection[str]) -> dict[str, dict[str, Any]]:
-        """These columns of every prompt; of a dataset that can only be read from its start none."""
+        """Return these columns of all prompts, by name. Nothing if the dataset can only be read from its start."""
         return self._source.rows_by_name(columns) if isinstance(self._source, _MapStyleSource) else {}
 
     def order(self) -> dict[str, Any]:
-        """Return what determines the order of prompts, JSON-able."""
+        """Return what determines the order of the prompts, as values that JSON can hold."""
         return {"seed": self.seed, "shuffle_dataset": self.shuffle, **self._source.fingerprint()}
 
     def begin(self) -> None:
-        """Makes sure that `order` says of which dataset, before its first prompt is taken."""
+        """Make sure that `order` identifies the dataset even before the first prompt is taken."""
         if isinstance(self._source, _IterableSource):
             self._source.begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to continue with the very next prompt, JSON-able."""
+        """Return what a resumed run needs to continue with the next prompt, as values that JSON can hold."""
         return {
             "num_passes": self.num_passes,
             "position": self._position,
@@ -134,7 +162,8 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # An iterable dataset is read again up to the position: its own state does not hold the shuffle buffer.
+        # An iterable dataset is read again up to this position, because its own state does not include the shuffle
+        # buffer.
         self._source.length = state["length"]
         self.num_passes = state["num_passes"]
         self._position = state["position"]
@@ -142,29 +171,29 @@ class PromptStream:
         self._rows = None
 
     def begin_after(self, state: dict[str, Any]) -> None:
-        """Starts the pass after the one that [`~PromptStream.state_dict`] describes, of another dataset."""
+        """Start a new pass, over another dataset, after the pass in a state from [`~PromptStream.state_dict`]."""
         self.num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
         self.num_skipped = state["num_skipped"]
 
 
 class _MapStyleSource:
-    """The passes over a dataset with random access."""
+    """Passes over a dataset with random access."""
 
     def __init__(self, dataset: Dataset, seed: int, shuffle: bool, columns: Collection[str] | None) -> None:
         self.length = len(dataset)
-        # Names are read without opening images, which is slow; a prompt may be skipped.
+        # Names are computed without decoding images, which is slow and would be wasted on skipped prompts.
         plain = [name for name, feature in dataset.features.items() if not _holds_media(feature)]
         self._named_by = dataset.with_format(None).select_columns(plain)
         self._has_media = len(plain) < len(dataset.column_names)
         self._dataset = dataset
         if columns is not None:
             self._dataset = dataset.select_columns([name for name in dataset.column_names if name in columns])
-        self._names = [""] * self.length  # each is made when it is first asked for
+        self._names = [""] * self.length  # filled when they are first needed
         self._seed = seed
         self._shuffle = shuffle
 
     def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, int]]:
-        """The rows of one pass from position `start` on: name and what `load` needs."""
+        """Yield the rows of one pass from position `start` on: the name, and what `load` needs."""
         order: Sequence[int] = range(self.length)
         if self._shuffle:
             generator = torch.Generator().manual_seed(int(digest(f"{self._seed}/{num_passes}"), 16))
@@ -174,6 +203,7 @@ class _MapStyleSource:
             yield from zip(self.names(block), block, strict=True)
 
     def names(self, indices: Sequence[int]) -> list[str]:
+        """Return the names of the rows with these indices."""
         new = [i for i in indices if not self._names[i]]
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
             needs_row = self._has_media and self._id_of(example) not in self._own_ids
@@ -182,7 +212,7 @@ class _MapStyleSource:
 
     @cached_property
     def _own_ids(self) -> set[tuple[str, str]]:
-        """The ids that one row alone has, with their sources."""
+        """The pairs of source and id that occur in only one row."""
         columns = [name for name in ("id", "source") if name in self._named_by.column_names]
         if "id" not in columns:
             return set()
@@ -198,7 +228,7 @@ class _MapStyleSource:
         return dict(zip(self.names(range(self.length)), rows, strict=False))  # none without columns
 
     def fingerprint(self) -> dict[str, str]:
-        """Its length and the names of prompts all over it, as one hash."""
+        """Return a hash of the dataset's length and of the names of prompts spread evenly over it."""
         step = max(self.length // FINGERPRINT_ROWS, 1)
         return {"dataset": digest(json.dumps([self.length, self.names(range(0, self.length, step))]))}
 
@@ -207,7 +237,7 @@ class _MapStyleSource:
 
 
 class _IterableSource:
-    """The passes over a dataset that can only be read from its start."""
+    """Passes over a dataset that can only be read from its start."""
 
     def __init__(self, dataset: IterableDataset, seed: int, shuffle: bool, columns: Collection[str] | None) -> None:
         self.length: int | None = None
@@ -215,7 +245,7 @@ class _IterableSource:
         self._dataset = dataset.shuffle(seed=seed) if shuffle else dataset
         self._columns = columns
         self._first_rows: str | None = None
-        self._begun: Iterator[dict[str, Any]] | None = None  # the first pass, where its first rows alone were read
+        self._begun: Iterator[dict[str, Any]] | None = None  # the first pass, of which only the first rows were read
 
     def _read(self, num_passes: int) -> Iterator[dict[str, Any]]:
         if self._shuffle:
@@ -223,7 +253,8 @@ class _IterableSource:
         return iter(self._dataset)
 
     def begin(self) -> None:
-        """Reads the first rows of the first pass, unless they are known; a stream may not bring them a second time."""
+        """Read the first rows of the first pass, unless they are known, and keep them for `rows`."""
+        # A streamed dataset may not allow reading them a second time.
         if self._first_rows is None:
             examples = self._read(0)
             first = list(itertools.islice(examples, FIRST_ROWS))
@@ -231,7 +262,7 @@ class _IterableSource:
             self._begun = itertools.chain(first, examples)
 
     def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of one pass from position `start` on: name and what `load` needs."""
+        """Yield the rows of one pass from position `start` on: the name, and what `load` needs."""
         if num_passes == 0:
             self.begin()
         examples, self._begun = self._begun, None
@@ -241,23 +272,21 @@ class _IterableSource:
             yield prompt_name(example), example
 
     def fingerprint(self) -> dict[str, str | None]:
-        """
-        Return the names of the first rows as one hash, once they were read. A run that began after them has none.
-        """
+        """Return a hash of the names of the first rows, if these were read. A run that began after them has none."""
         fingerprint: dict[str, str | None] = {"dataset": None}
         if self._first_rows is not None:
             fingerprint["first_rows"] = self._first_rows
         return fingerprint
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the examples, which were read with their names."""
+        """Return the examples with the columns to keep. They were already read to compute their names."""
         if self._columns is None:
             return examples
         return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
 
 
 def _holds_media(feature: Any) -> bool:
-    """Return whether a column contains images, sound or video, which are decoded when they are read."""
+    """Return whether a column holds images, audio or video, which are decoded when they are read."""
     if isinstance(feature, (Image, Audio, Video)):
         return True
     parts = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]

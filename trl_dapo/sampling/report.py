@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a rollout, and the messages about it. Pure functions."""
+"""Metrics of rollouts, and messages about them. Pure functions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from .rounds import Round
 from .sampler import MAX_STALENESS, ORDER, Sampler
 
 
-# What to change, by the reason that dropped most groups.
+# Advice to the user, by the reason for which most groups were dropped.
 ADVICE = {
-    "all_wrong": "Most prompts are too hard for the model: use easier prompts, more `num_generations`, a longer "
-    "`max_completion_length`, or check that the reward function recognizes correct answers.",
-    "all_correct": "Most prompts are too easy for the model: use harder prompts or more `num_generations`.",
-    "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells "
-    "completions apart.",
+    "all_wrong": "Most prompts are too hard for the model: use easier prompts, a larger `num_generations` or a longer "
+    "`max_completion_length`, or check that the reward function recognizes correct completions.",
+    "all_correct": "Most prompts are too easy for the model: use harder prompts or a larger `num_generations`.",
+    "constant": "In most groups all completions get the same reward: use a larger `num_generations`, or a reward "
+    "function with more distinct values.",
     "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
     "unscored": "The task's reward functions return `None` or NaN for most completions: check their inputs.",
     "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
@@ -30,7 +30,7 @@ ADVICE = {
 
 
 def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: Tensor) -> dict[str, float]:
-    """TRL's metrics over everything that a rollout sampled, as if it had been one batch; NaN without a score."""
+    """Return TRL's metrics of all completions of a rollout, as if they were one batch. NaN if none was scored."""
     metrics = _merged([(round_.metrics, len(round_.completions)) for round_ in rounds])
     completions = [completion for round_ in rounds for completion in round_.completions]
     rewards_BF = torch.stack([group.rewards[index] for group, index in completions]).double()
@@ -44,9 +44,9 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
 
 
 def length_metrics(lengths_B: Tensor, truncated_B: Tensor) -> dict[str, float]:
-    """TRL's metrics of how long completions are and which are cut off."""
+    """Return TRL's metrics of the length of completions and of the share that is cut off."""
     metrics = {"completions/clipped_ratio": truncated_B.double().mean().item()}
-    ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # as TRL: 0 where none ended
+    ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # TRL logs 0 if none ended
     for name, values in (("", lengths_B), ("terminated_", ended_B)):
         for statistic in (torch.mean, torch.min, torch.max):
             metrics[f"completions/{statistic.__name__}_{name}length"] = statistic(values).item()
@@ -54,7 +54,7 @@ def length_metrics(lengths_B: Tensor, truncated_B: Tensor) -> dict[str, float]:
 
 
 def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) -> dict[str, float]:
-    """Acceptance rate and mean reward of what a rollout sampled of each source."""
+    """Return the acceptance rate and the mean reward of the groups of each source."""
     metrics = {}
     for source in sources:
         groups = [group for group in rollout.decided if group.source == source]
@@ -69,13 +69,13 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) 
 
 
 def _total_rewards(group: PromptGroup, weights_F: Tensor) -> Tensor:
-    """Return the total reward of each completion of a group that was scored."""
+    """Return the total reward of each scored completion of a group."""
     rewards_BF = group.rewards.double()
     return (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)[~rewards_BF.isnan().all(dim=1)]
 
 
 def _differs(rewards_BF: Tensor, weights_F: Tensor) -> bool:
-    """Whether the total rewards of a group's scored completions differ."""
+    """Return whether the total rewards of a group's scored completions differ."""
     is_counted_F = torch.ones_like(weights_F, dtype=torch.bool)
     total_1B = task_reward(rewards_BF, weights_F, is_counted_F)[None]
     sizes_1B = reward_sizes(rewards_BF, weights_F, is_counted_F)[None]
@@ -85,14 +85,18 @@ def _differs(rewards_BF: Tensor, weights_F: Tensor) -> bool:
 def rollout_log(
     sampler: Sampler, batch: Batch, reward_names: Sequence[str], weights_F: Tensor, sampling: dict[str, float]
 ) -> dict[str, float]:
-    """All metrics of a rollout by the names they are logged under; `sampling` are further ones of the sampler's."""
+    """
+    Return all metrics of a rollout by the names under which they are logged. `sampling` holds further ones, without
+    the prefix `dynamic_sampling/`.
+    """
     rollout = sampler.rollout
     metrics: dict[str, float] = {}
     if rollout.num_rounds:
         metrics = rollout_metrics(rollout.rounds, reward_names, weights_F)
         metrics |= source_metrics(rollout, sampler.sources, weights_F)
     if groups := rollout.decided:
-        # TRL knows groups of one size alone, and compares a standard deviation, which rounding may raise above 0.
+        # Computed here because TRL expects groups of equal size, and compares a standard deviation with 0, above
+        # which rounding may lift that of equal rewards.
         num_equal = sum(not _differs(group.rewards, weights_F) for group in groups)
         metrics["frac_reward_zero_std"] = num_equal / len(groups)
     reasons = rollout.drop_reasons
@@ -108,7 +112,7 @@ def rollout_log(
         "completions_generated": rollout.num_completions,
         "completions_trained": len(batch.train) * sampler.num_generations,
         "tokens_generated": rollout.num_tokens,
-        "surplus": max(rollout.num_found - max(rollout.target, rollout.num_carried), 0),
+        "surplus": max(rollout.num_trainable - max(rollout.target, rollout.num_carried), 0),
         "carried": rollout.num_carried,
         "shortfall": rollout.shortfall,
         **{f"dropped/{reason}": reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons])},
@@ -119,7 +123,7 @@ def rollout_log(
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
     if sampler.selection.splits_groups:
         metrics["dynamic_sampling/partial_groups"] = float(len(batch.partial))
-    if sampler.ahead:  # groups that train, by how many rollouts ago their policy was the present one
+    if sampler.ahead:
         counts = Counter(group.staleness(rollout.number) for group in batch.train)
         metrics |= {f"overlap/groups_by_staleness/{n}": float(counts[n]) for n in range(MAX_STALENESS + 1)}
         metrics["overlap/in_flight"] = float(len(sampler.queue.in_flight))
@@ -134,12 +138,14 @@ def _mean_and_std(values: Tensor) -> tuple[float, float]:
 
 def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float]:
     """
-    Return one value for each metric of several rounds: the least minimum, the greatest maximum, or the mean over rows.
+    Merge each metric of several rounds into one value: minima into the lowest, maxima into the highest, and any other
+    metric into its mean over rows.
     """
     values: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for metrics, num_rows in rounds:
         for name, (value, *_) in metrics.items():
-            # `sampling/` needs the log-probabilities, which only rows that train have; `num_tokens` is the run's.
+            # `sampling/` metrics need log-probabilities, which only trained rows have. `num_tokens` is a total of the
+            # run.
             if not name.startswith("sampling/") and name != "num_tokens" and value == value:
                 values[name].append((value, num_rows))
     merged = {}
@@ -156,7 +162,8 @@ def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float
 
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     """
-    Return a warning about reward functions that scored no completion of a rollout, although others did not score all.
+    Describe the reward functions that scored no completion of a rollout. Return `None` if there are none, or if every
+    completion was scored by another function: then their tasks may just not have come up.
     """
     if not rollout.num_rounds:
         return None
@@ -168,14 +175,14 @@ def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     if not silent or not rewards_BF.isnan().all(dim=1).any():
         return None
     return (
-        f"{' and '.join(silent)} scored none of the {len(rewards_BF):,} completions of the first rollout: `None` or "
-        "NaN was returned for each. Check the columns that the function reads."
+        f"{' and '.join(silent)} scored none of the {len(rewards_BF):,} completions of the first rollout, but "
+        "returned `None` or NaN for each. Check that the dataset has the columns that the reward function reads."
     )
 
 
 def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_trained: int | None = None) -> str:
     """
-    Describe a batch that did not fill up, and what to do about it.
+    Describe a batch that is not full, and what to do about it.
 
     Args:
         rollout ([`Rollout`]):
@@ -183,18 +190,18 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
         limit (`float`):
             `dynamic_sampling_max_gen_batches`.
         num_short (`int`, *optional*, defaults to `0`):
-            Rollouts in a row whose batch did not fill up, this one included.
+            Number of rollouts in a row whose batch was not full, including this one.
         num_trained (`int`, *optional*):
-            Groups that train all the same. `None` if the run stops here.
+            Number of groups that train in spite of this. `None` if the run stops here.
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     dropped = f" (dropped: {reasons})" if reasons else ""
-    carried = f", and {rollout.num_carried} carried from the last rollout" if rollout.num_carried else ""
+    carried = f", and {rollout.num_carried} were carried over from the last rollout" if rollout.num_carried else ""
     batches = "batch" if limit == 1 else "batches"
     at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
-        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{carried}; the batch takes "
-        f"{rollout.target}{dropped}."
+        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{dropped}{carried}; the batch "
+        f"has room for {rollout.target}."
     )
     setting = f"`dynamic_sampling_max_gen_batches` ({limit:g})" if limit else "`dynamic_sampling_stop_after`"
     about_data = advise(rollout)
@@ -205,24 +212,25 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
             "on what was accepted."
         )
     groups = "group" if num_trained == 1 else "groups"
-    outcome = f"trains on {num_trained} {groups}" if num_trained else "trains on nothing and moves no weight"
+    outcome = f"trains on {num_trained} {groups}" if num_trained else "trains on no group and changes no weights"
     in_a_row = f"for {num_short} rollouts in a row" if num_short > 1 else "this time"
     return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}."
 
 
 def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empty_batches: float | None = None) -> str:
     """
-    Say why a run stops that accepts no group any more, what to do, and how to continue.
+    Describe why a run stops that no longer accepts any group, what to change, and how to continue.
 
     Args:
         rollout ([`Rollout`]):
-            The last one.
+            The last rollout.
         num_rollouts (`int`):
-            Rollouts in a row that accepted no group.
+            Number of rollouts in a row that accepted no group.
         checkpoint (`str`):
-            The folder to continue from.
+            Folder to continue from.
         num_empty_batches (`float`, *optional*):
-            Batches of completions without an accepted group after which a rollout without a limit has given up.
+            Set if a rollout without a limit gave up: the number of batches of completions in a row without an accepted
+            group.
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     if num_empty_batches is not None:
@@ -231,12 +239,13 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empt
         where = "the last rollout" if num_rollouts == 1 else f"the last {num_rollouts} rollouts"
     return (
         f"Training stops: no group was accepted in {where} (dropped in the last rollout: {reasons}). "
-        f"{advise(rollout)}{checkpoint} can be resumed. `dynamic_sampling_stop_after=0` never stops a run."
+        f"{advise(rollout)}{checkpoint} can be resumed. With `dynamic_sampling_stop_after=0` a run never stops for "
+        "this reason."
     )
 
 
 def advise(rollout: Rollout) -> str:
-    """Return what to change about the prompts or the reward, and a space, if one reason dropped most of the groups."""
+    """Return advice and a space if most groups were dropped for the same reason, otherwise an empty string."""
     for reason, count in rollout.drop_reasons.most_common(1):
         if reason in ADVICE and 2 * count > rollout.num_groups:
             return f"{ADVICE[reason]} "
@@ -244,13 +253,13 @@ def advise(rollout: Rollout) -> str:
 
 
 def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
-    """Return a sentence about what of a checkpoint does not fit a run and is left behind, or `None`."""
+    """Describe what is not used of a checkpoint that does not fit the run. Return `None` if all of it is used."""
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
     if has_rows:
-        lost.append("the rows it holds of an unfinished rollout or carried groups are left behind")
+        lost.append("its completions of an unfinished rollout and of carried groups are not used")
     if differs.keys() & ORDER or differs.get("use_dynamic_sampling") == (False, True):
-        lost.append("the prompts start a fresh pass")
+        lost.append("the pass over the prompts starts from the beginning")
     if not lost:
         return None
-    return f"{folder} was written with other settings: {settings}. {resumed}; {' and '.join(lost)}."
+    return f"{folder} was written with other settings: {settings}. {resumed}, but {' and '.join(lost)}."

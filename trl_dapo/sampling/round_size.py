@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance rate, and the number of prompts in a round that follows from it. Only integers and floats."""
+"""The acceptance rate of groups, and the number of prompts to draw in a round. Uses only integers and floats."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -9,37 +9,39 @@ from typing import Any
 from .policies import Decided, SelectionPolicy
 
 
-# The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
+# The lowest acceptance rate for which a round is sized. Below it, more rounds are sampled instead of larger ones.
 MIN_RATE = 1 / 32
 
 
 @dataclass(eq=False)
 class AcceptanceRate:
-    """Running estimate of the share of groups that are accepted, fitted with its trend by least squares."""
+    """Running estimate of the share of groups that are accepted: a line fitted over rounds by least squares."""
 
-    DECAY = 0.95  # of the evidence, with every round
-    DRIFT = 0.01  # prior standard deviation of the change of the rate a round
-    # The assumed cost of one more round, in trained groups: a share of the batch, but never less than a small
-    # batch, since a round of a few prompts waits for its longest completion too. If one group in three is accepted
-    # (`benchmarks/sampling_policies.py`) a batch of 512 takes 1.15 rounds and 1.045 times the least possible, one of
-    # 16 takes 1.18 rounds; with half the price 1.50 and 1.47, with twice of it 2 % and 10 % more groups.
+    DECAY = 0.95  # factor on the weight of earlier rounds at each new round
+    DRIFT = 0.01  # prior standard deviation of the change in the acceptance rate from one round to the next
+    # The assumed cost of one more round, in groups: this share of a batch, but at least the fixed number below it,
+    # since even a round of few prompts takes as long as its longest completion.
+    # At an acceptance rate of 1/3 (`benchmarks/sampling_policies.py`), a batch of 512 takes 1.15 rounds and 1.045
+    # times the minimal number of groups, and a batch of 16 takes 1.18 rounds. With half the cost they take 1.50 and
+    # 1.47 rounds. With twice the cost they sample 2% and 10% more groups.
     ROUND_COST = 0.16
     MIN_ROUND_COST = 12
-    # The same share where surplus is not lost but carried: age is all it costs. At acceptance rates from 0.1 to 0.55
-    # batches of 32 and 512 take 1.11 and 1.03 rounds (1.35 and 1.15 with ROUND_COST), and 0.19 and 0.08 of what trains
-    # is one rollout old (0.12 and 0.04). Accuracy was a point lower only where 0.31 of a batch of 16 was.
+    # The same share if surplus groups are carried over to the next rollout, so that they only become staler. At
+    # acceptance rates from 0.1 to 0.55, batches of 32 and 512 take 1.11 and 1.03 rounds (1.35 and 1.15 with
+    # ROUND_COST), and a share of 0.19 and 0.08 of the groups that train is one rollout stale (0.12 and 0.04 with
+    # ROUND_COST). Accuracy was one point lower only for a batch of 16, of which a share of 0.31 was stale.
     CARRY_ROUND_COST = 0.64
-    # The same for a round that stops both the engine and the training. At acceptance rates from 0.33 to 0.55 a batch
-    # of 512 takes a second round in 0.3 % of rollouts and carries a tenth of it (2.4 % where the rate itself strays by
-    # 0.01 from round to round), a batch of 16 one in 1.3 %, and carries 0.4 of it.
+    # The same if a further round makes both the engine and the training wait. At acceptance rates from 0.33 to 0.55, a
+    # batch of 512 takes a second round in 0.3% of rollouts and carries a share of 0.1 (in 2.4% if the rate itself
+    # changes by 0.01 from round to round). A batch of 16 takes one in 1.3% and carries a share of 0.4.
     RARE_ROUND_COST = 2.56
     MIN_RARE_ROUND_COST = 48
-    # Standard deviations to spare where what is too many would be too old to train. With these 0.2 to 2 % of the
-    # groups that are accepted overflow, at acceptance rates from 0.6 to 0.1 and a batch of 32; with 0.5 of them 3 to
-    # 6 %, with 1.0 of them 1 to 4 %.
+    # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With 1.5, 0.2%
+    # to 2% of the accepted groups are beyond it, at acceptance rates from 0.6 to 0.1 and a batch of 32. With 0.5 it is
+    # 3% to 6%, and with 1.0 it is 1% to 4%.
     SPARE = 1.5
 
-    # Faded sums over the groups sampled, each at its age in rounds, which is negative: -1 is the latest round.
+    # Weighted sums over sampled groups. The age of a group counts in rounds and is negative: -1 is the latest round.
     num_groups: float = 0.0
     num_accepted: float = 0.0
     _sum_age: float = 0.0
@@ -48,17 +50,17 @@ class AcceptanceRate:
 
     @property
     def rate(self) -> float:
-        """The expected share of the next round, strictly between 0 and 1; 0.5 before any evidence."""
+        """Expected acceptance rate of the next round, strictly between 0 and 1. It is 0.5 before the first round."""
         return self._fit()[0]
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the estimate."""
+        """Standard deviation of the estimated rate."""
         return math.sqrt(self._fit()[1])
 
     def _fit(self) -> tuple[float, float]:
-        """Return the fitted line at age 0, and its variance without the noise of the round to come."""
-        # Two groups, one of them accepted, stand for the uniform prior.
+        """Return the value of the fitted line at age 0, and its variance, without the noise of the next round."""
+        # Two further groups, one of them accepted, represent the uniform prior.
         num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
         mean = num_accepted / num_groups
         sum_age_squared = self._sum_age_squared + mean * (1 - mean) / self.DRIFT**2
@@ -68,14 +70,15 @@ class AcceptanceRate:
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
     def update(self, num_accepted: float, num_groups: float) -> None:
+        """Learn from a round."""
         rate, variance = self._fit()
         surprise = (num_accepted - num_groups * rate) ** 2
         expected = num_groups * rate * (1 - rate) + num_groups**2 * variance
-        # A round more than three standard deviations away fades all that came before it at once.
+        # If the round is more than three standard deviations off, all earlier rounds lose weight at once.
         fade = self.DECAY
         if surprise > 9 * expected:
             fade *= 9 * expected / surprise
-        # All earlier rounds grow one round older.
+        # The age of all earlier rounds changes by -1.
         self._sum_age_squared += self.num_groups - 2 * self._sum_age
         self._sum_age -= self.num_groups
         self._sum_age_accepted -= self.num_accepted
@@ -86,7 +89,7 @@ class AcceptanceRate:
         self.num_accepted = fade * self.num_accepted + num_accepted
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a resumed run needs, JSON-able."""
+        """Return what a resumed run needs, as values that JSON can hold."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -94,12 +97,13 @@ class AcceptanceRate:
             setattr(self, name, state[name])
 
     def most_prompts_for(self, num_wanted: float) -> int:
-        """Return the most prompts to request so that more than `num_wanted` are hardly ever accepted."""
+        """Return the maximum number of prompts such that more than `num_wanted` are hardly ever accepted."""
         if num_wanted <= 0:
             return 0
         rate, variance = self._fit()
-        # The largest n with n r + z sqrt(n r (1 - r) + n^2 v) <= w. At equality, without the square root, it is the
-        # smaller root of a n^2 - 2 b n + w^2 = 0, written so that nothing cancels.
+        # The largest n with n r + z sqrt(n r (1 - r) + n^2 v) <= w, for the rate r, its variance v, the margin z and
+        # the wanted number w. Squaring the equality gives a n^2 - 2 b n + w^2 = 0. This is its smaller root, in a form
+        # without cancellation.
         a = rate**2 - self.SPARE**2 * variance
         b = num_wanted * rate + self.SPARE**2 * rate * (1 - rate) / 2
         smaller_root = num_wanted**2 / (b + math.sqrt(max(b**2 - a * num_wanted**2, 0.0)))
@@ -107,19 +111,32 @@ class AcceptanceRate:
 
     def _most_prompts(self, num_wanted: float) -> float:
         """
-        Return the largest number of prompts of a round. An estimate from few accepted groups may not enlarge a round
-        much, and none at all if no group was ever accepted: a run that accepts nothing must not generate more and
-        more.
+        Return the maximum number of prompts in a round.
+
+        It is low as long as few groups were accepted, since the rate is uncertain then, and equals `num_wanted` if
+        none was: the rounds of a run that accepts nothing must not keep growing.
         """
         return num_wanted * min(1 / MIN_RATE, 1 + self.num_accepted)
 
     def round_size(self, deficit: int, target: int, *, carries: bool = False, is_rare: bool = False) -> int:
-        """Prompts that the next round asks for; one more round `is_rare` where it stops engine and training."""
-        # The smallest n that covers the deficit d with a margin of z standard deviations, the binomial noise of the
-        # round and what is not known of the rate r: n r - z sqrt(n r (1 - r) + n^2 v) >= d. The margin ends where one
-        # more prompt costs what it saves (the newsvendor's rule): c phi(z) = s, with the normal density phi, the
-        # standard deviation s at the expected size, and the cost c of one more round. A rate so uncertain that no
-        # margin is worth its price gets none.
+        """
+        Return the number of prompts that the next round requests.
+
+        Args:
+            deficit (`int`):
+                Number of groups to be accepted.
+            target (`int`):
+                Number of groups in a rollout batch.
+            carries (`bool`, *optional*, defaults to `False`):
+                Whether surplus groups train in the next rollout.
+            is_rare (`bool`, *optional*, defaults to `False`):
+                Whether a further round would make both the engine and the training wait.
+        """
+        # The smallest n that covers the deficit d with a margin of z standard deviations. These contain the binomial
+        # noise of the round and the variance v of the rate r: n r - z sqrt(n r (1 - r) + n^2 v) >= d. The margin is
+        # such that one more prompt costs as much as it saves (the newsvendor rule): c phi(z) = s, with the normal
+        # density phi, the standard deviation s at the expected size, and the cost c of one more round. If the rate is
+        # so uncertain that no margin is worth its cost, z is 0.
         rate, variance = self._fit()
         most = self._most_prompts(deficit)
         deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)
@@ -128,7 +145,7 @@ class AcceptanceRate:
         else:
             round_cost = max((self.CARRY_ROUND_COST if carries else self.ROUND_COST) * target, self.MIN_ROUND_COST)
         z_squared = max(-2 * math.log(math.sqrt(2 * math.pi) * deviation / round_cost), 0.0)
-        # At equality, without the square root, it is the larger root of a n^2 - 2 b n + d^2 = 0.
+        # Squaring the equality gives a n^2 - 2 b n + d^2 = 0, and n is its larger root.
         a = rate**2 - z_squared * variance
         b = deficit * rate + z_squared * rate * (1 - rate) / 2
         if a <= 0:
@@ -138,23 +155,23 @@ class AcceptanceRate:
 
 
 class RoundSize(SelectionPolicy):
-    """Chooses the number of groups to request in a round for those that are missing."""
+    """The policy that sets how many prompts to draw in a round for the groups that are missing."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceRate()
-        self.predicted = AcceptanceRate()  # what was predicted of the same groups
-        # Groups that were made whole after their first completions differed: accepted and all, fading. An accuracy
-        # band drops some of them.
+        self.predicted = AcceptanceRate()  # the acceptance rate that was predicted for the same groups
+        # Number of completed partial groups that were accepted, and number of all completed ones, both with decaying
+        # weights. Not all are accepted, since an accuracy band may drop some.
         self._completed = [1.0, 1.0]
 
     @property
     def share_completed(self) -> float:
-        """The share of partial groups that is accepted in the end."""
+        """Share of the completed partial groups that is accepted."""
         return self._completed[0] / self._completed[1]
 
     def observe(self, decided: Decided) -> None:
         num_accepted, num_groups = float(decided.reasons.count(None)), len(decided.reasons)
-        if decided.num_known:  # these groups were counted when their first completions differed
+        if decided.num_known:  # these groups were already counted when their first completions were decided on
             fade = AcceptanceRate.DECAY
             self._completed = [fade * self._completed[0] + num_accepted, fade * self._completed[1] + num_groups]
             return

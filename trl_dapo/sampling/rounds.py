@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A round: one call of the generation engine, and which process scores which of its completions."""
+"""A round: one call of the generation engine, and the assignment of its completions to processes for scoring."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,31 +18,29 @@ from .rows import Row, exchange_rows
 
 @dataclass
 class Recorded:
-    """
-    TRL's result of one round. Rows, lengths and truncation are those of this process, the rest those of all processes.
-    """
+    """A recording of TRL's method in one round, on this process. Only `metrics` are over all processes."""
 
-    score: Callable[..., Tensor] | None = None  # replaces the reward functions, called like `_calculate_rewards`
+    score: Callable[..., Tensor] | None = None  # replaces the reward functions; called like `_calculate_rewards`
     rows: list[Row] = field(default_factory=list)
-    lengths: Sequence[int] = ()  # the model's own tokens of each completion
-    truncated: list[bool] = field(default_factory=list)  # whether the length limit ended each completion
+    lengths: Sequence[int] = ()  # number of tokens of each completion that the model generated
+    truncated: list[bool] = field(default_factory=list)  # whether each completion was cut off at the length limit
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Round:
-    """One round, after its completions have joined their groups and were scored."""
+    """One round, after its completions were added to their groups and scored."""
 
     requests: Sequence[GenerationRequest]
-    completions: list["Completion"]  # that it sampled, in the order of all processes' rows
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # TRL's
-    is_stale: bool = False  # whether an earlier policy sampled it
-    number: int = 0  # in its rollout, from 1
-    seconds: float = 0.0  # to sample and score
+    completions: list["Completion"]  # the sampled completions, in the order of the rows of all processes
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # TRL's metrics
+    is_stale: bool = False  # whether an earlier policy sampled some of it
+    number: int = 0  # counted within its rollout, from 1
+    seconds: float = 0.0  # time to sample and score it
 
     @property
     def groups(self) -> list[PromptGroup]:
-        """The groups that it sampled, or the rest of which it sampled."""
+        """The groups of which completions were sampled."""
         return [request.group for request in self.requests]
 
 
@@ -50,13 +48,13 @@ class Completion(NamedTuple):
     """One completion: its group, and its index in the group."""
 
     group: PromptGroup
-    index: int  # type: ignore[assignment]  # instead of a method of tuples, which nobody calls
+    index: int  # type: ignore[assignment]  # hides the method `index` of tuples, which is not used
 
 
 def receive_rows(
     requests: Sequence[GenerationRequest], recorded: Recorded, accelerator: Accelerator
 ) -> list[Completion]:
-    """Add the completions that were just sampled to their groups. Return them in order. Collective."""
+    """Add the completions that were just sampled to their groups, and return them in order. Collective."""
     rank, num_ranks = rank_and_world_size()
     columns = torch.tensor(
         [recorded.lengths, recorded.truncated, [_checksum(requests)] * len(recorded.rows)], device=accelerator.device
@@ -64,8 +62,8 @@ def receive_rows(
     lengths, truncated, drawn = accelerator.gather(columns.T.contiguous()).cpu().T.tolist()
     if set(drawn) != {drawn[0]}:
         raise RuntimeError(
-            "The processes drew different prompts: their training datasets differ. Shuffle and filter the dataset "
-            "with a seed that is the same in every process."
+            "The processes drew different prompts, because their training datasets differ. Load, shuffle and filter "
+            "the dataset in the same way and with the same seed on every process."
         )
     completions: list[Completion] = []
     for request in requests:
@@ -90,30 +88,31 @@ def _checksum(requests: Sequence[GenerationRequest]) -> int:
 
 
 class ScoringPlan(NamedTuple):
-    """The completions that each process scores, the same number in each, because TRL gathers them."""
+    """The completions that each process scores. Every process scores equally many, since TRL gathers the rewards."""
 
     per_rank: list[list[Completion]]
-    is_in_place: bool  # whether each process scores exactly the completions that it sampled, in their order
+    is_in_place: bool  # whether each process scores exactly the completions that it sampled, in the same order
 
 
 def plan_scoring(
     requests: Sequence[GenerationRequest], completions: Sequence[Completion], num_ranks: int, *, moves: bool = True
 ) -> ScoringPlan:
     """
-    Plan how the completions of a round are scored.
+    Plan which process scores which completions of a round.
 
-    A whole group is scored by one process in one call, first completions that were scored before included. The first
-    completions of other groups are scored where they were sampled: they only decide whether the rest is requested.
+    A whole group is scored by one process in one call, including first completions that were already scored in an
+    earlier round. The first completions of partial groups are scored by the processes that sampled them, since their
+    rewards only decide whether the rest is requested.
 
     Args:
         requests (`Sequence[GenerationRequest]`):
-            The requests of the round, whose completions have joined their groups.
+            Requests of the round, whose completions were added to their groups.
         completions (`Sequence[Completion]`):
-            Their completions, in the order of all processes' rows.
+            Completions of the round, in the order of the rows of all processes.
         num_ranks (`int`):
             Number of processes.
         moves (`bool`, *optional*, defaults to `True`):
-            Whether completions may be scored by another process than the one that holds them.
+            Whether a completion may be scored by a process other than the one that holds it.
     """
     per_rank = len(completions) // num_ranks
     own = [list(completions[rank * per_rank : (rank + 1) * per_rank]) for rank in range(num_ranks)]
@@ -128,9 +127,10 @@ def plan_scoring(
     moved = {group.number for group in to_move}
     shares = [[completion for completion in share if completion.group.number not in moved] for share in own]
     for group in to_move:
-        share = min(shares, key=len)  # the first of the shortest
+        share = min(shares, key=len)  # the first one if several are shortest
         share += [Completion(group, index) for index in range(group.num_generations)]
-    # TRL gathers as many from every process: the others are copies, which no reward function is given.
+    # TRL gathers equally many rewards from each process, so shorter shares are filled up with copies. Reward functions
+    # are not called on these.
     longest = max(map(len, shares))
     for share in shares:
         copied = list(share) or [Completion(to_move[0], index) for index in range(to_move[0].num_generations)]
@@ -141,7 +141,9 @@ def plan_scoring(
 
 def bring_together(plan: ScoringPlan, device: torch.device) -> list[Row]:
     """
-    Move rows to the processes that score them, where whole groups stay. Return this process's, in order. Collective.
+    Move rows to the processes that score them, and return those of this process, in order. Collective.
+
+    Afterwards each whole group is held by the process that scores it.
     """
     rank, _ = rank_and_world_size()
     arrived = _exchange(plan, device)
@@ -161,7 +163,10 @@ def bring_together(plan: ScoringPlan, device: torch.device) -> list[Row]:
 
 
 def _exchange(plan: ScoringPlan, device: torch.device) -> dict[tuple[int, int], Row]:
-    """Send rows to where they are scored; return those that came, by the group's number and the index. Collective."""
+    """
+    Send rows to the processes that score them. Return the received ones, by their group's number and their index in
+    it. Collective.
+    """
     rank, num_ranks = rank_and_world_size()
     outgoing: list[list[tuple[Any, Row]]] = [[] for _ in range(num_ranks)]
     for destination, share in enumerate(plan.per_rank):
@@ -174,7 +179,7 @@ def _exchange(plan: ScoringPlan, device: torch.device) -> dict[tuple[int, int], 
 
 
 def _holders_of_whole_groups(plan: ScoringPlan) -> dict[PromptGroup, int]:
-    """Return the process that holds each whole group from now on: the first that scores it; others score copies."""
+    """Return the process that holds each whole group from now on: the first that scores it. Others score copies."""
     holders: dict[PromptGroup, int] = {}
     for rank, share in enumerate(plan.per_rank):
         for group, _ in share:
@@ -184,34 +189,38 @@ def _holders_of_whole_groups(plan: ScoringPlan) -> dict[PromptGroup, int]:
 
 
 def note_scores(plan: ScoringPlan, rewards_BF: Tensor, logs: dict[str, list]) -> None:
-    """Give groups the rewards of all processes' completions, and what reward functions logged of each."""
-    places: dict[int, dict[int, int]] = {}  # by the group's number and the completion's index, the first place
+    """Store the rewards of the completions of all processes in their groups, and the columns that were logged."""
+    # The first row of each completion in `rewards_BF`, by the group's number and the index of the completion.
+    first_rows: dict[int, dict[int, int]] = {}
     groups: dict[int, PromptGroup] = {}
-    for place, (group, index) in enumerate(completion for share in plan.per_rank for completion in share):
+    for row, (group, index) in enumerate(completion for share in plan.per_rank for completion in share):
         groups[group.number] = group
-        places.setdefault(group.number, {}).setdefault(index, place)
+        first_rows.setdefault(group.number, {}).setdefault(index, row)
     for number, group in groups.items():
-        # Completions that cannot be moved keep the scores that an earlier round gave them.
-        num_known = min(places[number])
-        order = [places[number][index] for index in range(num_known, group.num_received)]
+        # First completions that could not be moved are not scored again: they keep their earlier rewards.
+        num_known = min(first_rows[number])
+        order = [first_rows[number][index] for index in range(num_known, group.num_received)]
         new_rewards, known_logs = rewards_BF[order].cpu(), group.extra_logs
         group.rewards = torch.cat([group.rewards[:num_known], new_rewards]) if num_known else new_rewards
         group.extra_logs = {}
         for name, values in logs.items():
             known = known_logs.get(name, [None] * num_known)[:num_known]
-            group.extra_logs[name] = known + [values[place] for place in order]
+            group.extra_logs[name] = known + [values[row] for row in order]
 
 
 def rows_of_batch(
     train: Sequence[PromptGroup], fill: Sequence[PromptGroup], num_generations: int, device: torch.device
 ) -> list[Row]:
-    """Return this process's equal share of the rows of a batch: groups that train, groups that fill. Collective."""
+    """
+    Return this process's equal share of the rows of a batch. The groups that train come first, then those that fill
+    the batch. Collective.
+    """
     _, num_ranks = rank_and_world_size()
     per_rank = (len(train) + len(fill)) * num_generations // num_ranks
     outgoing: list[list[tuple[Any, Row]]] = [[] for _ in range(num_ranks)]
     for number, group in enumerate([*train, *fill]):
         for i in range(num_generations):
-            # A group of which only the first completions were sampled has them repeatedly.
+            # The completions of a partial group are repeated.
             index = i % group.num_received
             if index in group.rows:
                 row = group.rows[index]
@@ -221,7 +230,7 @@ def rows_of_batch(
 
 
 def in_batch(column: Callable[[PromptGroup], Any], groups: Sequence[PromptGroup], num_generations: int) -> list:
-    """Return the entries of a column of completions, in the order of the rows of a batch."""
+    """Return the values that `column` has for the completions of the groups, in the order of the rows of a batch."""
     entries = []
     for group in groups:
         values = column(group)

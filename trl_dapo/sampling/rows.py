@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows: one completion each, with everything that belongs to it, on the way from sampling to training.
+"""Rows: one completion each, with everything that is needed to score it and to train on it.
 
-Token ids and log-probabilities are arrays: a rollout of 8,192 rows of 10k tokens takes 0.3 GB as int32, and gigabytes
-as Python integers.
+Token ids and log-probabilities are stored as arrays. A rollout of 8,192 rows of 10k tokens takes 0.3 GB as int32, and
+several GB as Python integers.
 """
 
 import pickle
@@ -20,47 +20,47 @@ from ..ranks import exchange_bytes, rank_and_world_size
 
 @dataclass
 class Row:
-    """One completion of one prompt; `None` for what it does not have."""
+    """One completion of a prompt. A field is `None` if the completion does not have it."""
 
     prompt: Any  # text or messages
     environment: str | None
     prompt_ids: np.ndarray
     completion_ids: np.ndarray
-    tool_mask: np.ndarray | None  # 1 for the model's own tokens, 0 for those of tools and environments
+    tool_mask: np.ndarray | None  # 1 for tokens that the model generated, 0 for those of tools and environments
     completion: Any  # text or messages
     logprobs: np.ndarray | None  # of the completion's tokens, from the engine
     images: list | None
-    tool_images: list | None  # the images among them that tools returned
+    tool_images: list | None  # those of the images that tools returned
     old_logps: np.ndarray | None = None  # of the completion's tokens, under the earlier policy that sampled them
-    extra_columns: dict[str, Any] | None = None  # for reward functions, that the example does not have
+    extra_columns: dict[str, Any] | None = None  # columns for reward functions in addition to those of the example
 
     @property
     def num_tokens(self) -> int:
-        """Number of the completion's tokens that the model generated."""
+        """Number of tokens of the completion that the model generated."""
         return len(self.completion_ids) if self.tool_mask is None else int(self.tool_mask.sum())
 
     def shortened(self) -> "Row":
-        """Return the row with one token, so that it costs next to nothing to fill a batch with it."""
-        if self.tool_images:  # whose placeholder tokens are in the completion
+        """Return the row with only one token, so that filling a batch with it costs next to nothing."""
+        if self.tool_images:  # their placeholder tokens are in the completion
             return self
         names = ("completion_ids", "tool_mask", "logprobs", "old_logps")
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: value[:1] for name, value in values.items() if value is not None})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: tensors for arrays, so that `weights_only=True` loads it."""
+        """Return what a checkpoint keeps. Arrays become tensors, so that it can be loaded with `weights_only=True`."""
         return {
             field.name: _converted(getattr(self, field.name), np.ndarray, torch.from_numpy) for field in fields(self)
         }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Row":
-        """Return the row that [`Row.state_dict`] described."""
+        """Return the row saved by [`Row.state_dict`]."""
         return cls(**{name: _converted(value, Tensor, Tensor.numpy) for name, value in state.items()})
 
 
 def rows_from_generated(generated: tuple, prompts: list, environments: list | None = None) -> list[Row]:
-    """Return the rows in what TRL's `_generate` returned for these prompts: a column each, `None`, or empty."""
+    """Return the rows for the output of TRL's `_generate`, in which a column may also be `None` or empty."""
     prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
     blank = [None] * len(prompts)
     columns = (
@@ -76,13 +76,13 @@ def rows_from_generated(generated: tuple, prompts: list, environments: list | No
     )
     return [
         Row(
-            prompt=copied(prompt),  # TRL's own lists go to reward functions, which may change them
+            prompt=copied(prompt),  # TRL passes its own lists to reward functions, which may modify them
             environment=environment,
             prompt_ids=np.array(ids, np.int32),
             completion_ids=np.array(own_ids, np.int32),
             tool_mask=None if mask is None else np.array(mask, np.int32),
             completion=copied(completion),
-            # vLLM's client says None for a token that it could not score; here it becomes NaN.
+            # vLLM's client returns `None` for a token without a log-probability. Here it becomes NaN.
             logprobs=None if logps is None else np.array(logps, np.float32),
             images=own_images,
             tool_images=own_tool_images,
@@ -110,13 +110,16 @@ def as_generated(rows: Sequence[Row]) -> tuple:
 
 
 def dummy_row(token: int) -> Row:
-    """Return a row of one token, for a process that has none where all must have as many."""
+    """Return a row of one token, for a process without rows if all processes must have equally many."""
     ids = np.array([token], np.int32)
     return Row("", None, ids, ids, None, "", None, None, None)
 
 
 def exchange_rows(outgoing: Sequence[Sequence[tuple[Any, Row]]], device: torch.device) -> list[tuple[Any, Row]]:
-    """Send keys and rows to each process: `outgoing[r]` to rank `r`. Return what came, in rank order. Collective."""
+    """
+    Send keys and rows to the other processes, `outgoing[r]` to rank `r`. Return the received ones in the order of the
+    ranks that sent them, after those of this process. Collective.
+    """
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return list(outgoing[0])
@@ -132,10 +135,7 @@ def exchange_rows(outgoing: Sequence[Sequence[tuple[Any, Row]]], device: torch.d
 
 
 class _Converted(Sequence):
-    """
-    A sequence of arrays that are converted one at a time when they are read, so that memory never holds all of them
-    twice.
-    """
+    """Arrays that are converted one at a time when they are read, so that there is never a second copy of all."""
 
     def __init__(self, arrays: list, convert: Callable) -> None:
         self._arrays, self._convert = arrays, convert
@@ -148,11 +148,11 @@ class _Converted(Sequence):
 
 
 def copied(value: Any) -> Any:
-    """Return lists and dicts anew, all the way down, with what they hold: there is one of each image."""
+    """Return a deep copy of nested lists and dicts, which shares everything else, such as images."""
     if isinstance(value, list):
         return [copied(x) for x in value]
     if isinstance(value, str):
-        return str(value)  # numpy's own kind cannot be loaded with `weights_only=True`
+        return str(value)  # numpy's subclass of `str` could not be loaded with `weights_only=True`
     if isinstance(value, dict):
         return {key: copied(x) for key, x in value.items()}
     return value
@@ -167,7 +167,7 @@ def _converted(value: Any, kind: type, convert: Callable) -> Any:
 
 
 def _images_in(prompts: Iterable) -> list[list | None]:
-    """Return the images of each prompt, which TRL has moved into the messages."""
+    """Return the images of each prompt. TRL has put these into the messages."""
     found: list[list | None] = []
     for prompt in prompts:
         images = []

@@ -1,16 +1,17 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sampler: the loop of a rollout, which ends when the batch is full or its budget is spent.
+"""The sampler of a rollout: it requests rounds until the batch is full or the limit of completions is reached.
 
     sampler.start_rollout(step)
     while requests := sampler.next_requests():
-        ...                                       # completions join their groups and are scored
+        ...                                       # sample, add the completions to their groups, and score them
         sampler.add(round_)
-        for decided in ...:                       # groups with as many completions each
+        for decided in ...:                       # the groups of the round, those of equal size together
             sampler.decide(decided)
     batch = sampler.finish_rollout()
 
-It knows nothing of models, and treats all selection policies alike. Every process decides the same.
+The sampler does not depend on models, and it treats all selection policies alike. Every process runs it and comes to
+the same decisions.
 """
 
 import math
@@ -28,45 +29,46 @@ from .rounds import Round
 from .selection import Selection, apart, rest_of
 
 
-# What of the header says in which order prompts come.
+# The entries of a checkpoint's header that determine the order of the prompts.
 ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
-# In rollouts: sampled two ahead, or one ahead and carried once.
+# In rollouts: a group is sampled two rollouts ahead, or one rollout ahead and then carried once.
 MAX_STALENESS = 2
-# Sources with metrics of their own: those that the run met first.
+# How many sources have metrics of their own: the ones that the run encounters first.
 MAX_SOURCES = 8
 
 
 class Sampler:
     """
-    Owns what is kept from one rollout to the next.
+    Runs rollouts, and holds everything that is kept from one rollout to the next.
 
     Args:
         stream ([`PromptStream`]):
-            Source of prompts.
+            Stream from which prompts are drawn.
         target (`int`):
-            Groups of a rollout batch.
+            Number of groups in a rollout batch.
         num_generations (`int`):
-            Completions of a group.
+            Number of completions in a group.
         policies (`Sequence[SelectionPolicy]`, *optional*):
-            The selection policies besides the size of rounds.
+            Selection policies, apart from the one that sets the size of rounds.
         mode (`str`, *optional*, defaults to `"filter"`):
-            How a batch is made, as `dynamic_sampling_mode` without `"paper"`.
+            How a batch is made: a value of `dynamic_sampling_mode` other than `"paper"`.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
-            With `"replace"`, the share of the batch that must be accepted.
+            Share of the batch that must be accepted in mode `"replace"`.
         carries (`bool`, *optional*, defaults to `False`):
-            Whether accepted groups beyond the batch train in the next rollout.
+            Whether accepted groups that do not fit into the batch train in the next rollout.
         max_gen_batches (`float`, *optional*, defaults to `10.0`):
-            Completions that a rollout may sample, in rollout batches; `0` for no limit.
+            Maximum number of completions that a rollout samples, in rollout batches. `0` means no limit.
         max_empty_batches (`float`, *optional*, defaults to `0.0`):
-            Without a limit, a rollout ends after this number of batches without an accepted group; `0` for never.
+            If there is no limit, a rollout ends after this many rollout batches of completions in a row without an
+            accepted group. `0` means never.
         max_round_size (`int`, *optional*):
-            The most prompts of a round.
+            Maximum number of prompts in a round.
         batch_multiplier (`float`, *optional*):
-            Rollout batches of a round. By default the acceptance rate sizes it.
+            Number of prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         num_ranks (`int`, *optional*, defaults to `1`):
-            Processes that share the completions of a round equally.
+            Number of processes, each of which samples an equal share of a round.
         ahead (`int`, *optional*, defaults to `0`):
-            Rollouts that are requested while another one trains.
+            Number of rollouts that are requested while another one trains.
     """
 
     def __init__(
@@ -109,26 +111,27 @@ class Sampler:
         self.num_rollouts = 0
         self.num_short_rollouts = 0  # in a row
         self.sources: list[str] = []
-        self.unanswered: set[int] = set()  # groups in flight whose answers are lost, by their numbers
+        self.unanswered: set[int] = set()  # numbers of the groups in flight whose completions were lost
         self._is_open = False  # whether a rollout is under way
-        self._passes_at_last_group = stream.passes_taken  # where in the stream a group was last accepted
+        self._passes_at_last_group = stream.passes_taken  # passes when a group was last accepted
         self._num_passes_warned_of = 0
 
     # ---- One rollout ----
 
     def start_rollout(self, step: int = 0) -> None:
-        """Begin a rollout with the policy after `step` optimizer steps."""
-        is_again = self._is_open  # after an interruption
+        """Begin a rollout whose policy is the one after `step` optimizer steps."""
+        was_interrupted = self._is_open
         for round_ in self.rollout.rounds:
             for group in round_.groups:
-                group.round = None  # or a group that waits would keep the rows of all that was sampled with it
+                group.round = None  # otherwise a waiting group would keep all rows of its round in memory
         self.rollout = self.next_rollout(step)
         self.num_rollouts = self.rollout.number + 1
         self._is_open = True
         self.selection.start_rollout()
         self.queue.forget_unsettled()
-        if is_again or not self.ahead:
-            # Some groups of the round may have been decided on, and the others may not be equal shares.
+        if was_interrupted or not self.ahead:
+            # Some groups of the interrupted round may have been decided on, and the processes may not be able to
+            # share the remaining ones equally.
             self.queue.cancel_requests()
         else:
             keeps_together = self.selection.multiple_of > 1
@@ -137,14 +140,14 @@ class Sampler:
 
     def next_rollout(self, step: int = 0) -> Rollout:
         """Return the rollout that begins next."""
-        # One that was interrupted begins again: no policy has come between, so that nothing is more stale.
+        # An interrupted rollout starts over under the same number, because its policy has not changed in between.
         number = self.num_rollouts - 1 if self._is_open else self.num_rollouts
         return Rollout(self.target, number, step, num_carried=len(self.queue.accepted))
 
     @property
     def max_completions(self) -> float:
-        """Number of completions that a rollout may sample."""
-        # The float 1.15 is the nearest to 115 / 100, but 1.15 x 100 is below 115.
+        """Maximum number of completions in one rollout."""
+        # The small term makes up for rounding: 1.15 * 100 is slightly below 115 in floating point.
         batch = self.target * self.num_generations
         return int(self.max_gen_batches * batch + 1e-6) if self.max_gen_batches else math.inf
 
@@ -156,20 +159,20 @@ class Sampler:
     @property
     def num_missing(self) -> int:
         """Number of groups that must still be accepted before the batch is full."""
-        return num_missing(self.mode, self.rollout.num_found, self.target, self.min_replace_ratio)
+        return num_missing(self.mode, self.rollout.num_trainable, self.target, self.min_replace_ratio)
 
     @property
     def has_given_up(self) -> bool:
-        """Whether a rollout without a limit accepted no group in its last `max_empty_batches` of completions."""
+        """Whether the last `max_empty_batches` of completions brought no accepted group, if there is no limit."""
         num_empty = self.rollout.num_completions_without_group / (self.target * self.num_generations)
         return not self.max_gen_batches and 0 < self.max_empty_batches <= num_empty
 
     def next_requests(self) -> list[GenerationRequest]:
         """
-        Return what the next round takes in; nothing if the rollout has ended.
+        Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
-        First comes what was requested ahead and would be too stale for the next rollout, then as much of the rest that
-        was requested ahead as is missing, then new requests.
+        Requests that were made ahead and expire with this rollout come first, then as many of the other requests made
+        ahead as the batch needs, and then new requests.
         """
         requested_ahead = self.queue.in_flight if self.ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
@@ -182,9 +185,8 @@ class Sampler:
     def _with_equal_shares(
         self, due: list[GenerationRequest], requested_ahead: list[GenerationRequest]
     ) -> list[GenerationRequest]:
-        """
-        Return the due requests, and others if processes cannot share the due ones equally. They can always share all.
-        """
+        """Return the due requests, with further ones if the processes cannot share them equally otherwise."""
+        # The processes can share all requests made ahead equally, so this ends with equal shares at the latest.
         others = [request for request in requested_ahead if request.expires_at > self.rollout.number]
         requests = list(due)
         while others and num_completions_of(requests) % self.selection.num_ranks:
@@ -192,7 +194,7 @@ class Sampler:
         return requests
 
     def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
-        """Return as many of the requests that may wait as this batch needs."""
+        """Return as many requests as this batch needs, out of those that could also wait for a later one."""
         may_wait = [request for request in requested_ahead if request.may_wait]
         most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
         num_needed = self.selection.in_equal_groups(max(self.num_missing, most))
@@ -200,7 +202,7 @@ class Sampler:
         return may_wait[: num - num % self.selection.multiple_of]
 
     def _new_requests(self) -> list[GenerationRequest]:
-        """Request a round of the present policy."""
+        """Make and return the requests of a new round, for the present policy."""
         rollout = self.rollout
         requests = [
             replace(request, policy_rollout=rollout.number, policy_step=rollout.step)
@@ -210,7 +212,7 @@ class Sampler:
         return requests
 
     def add(self, round_: Round) -> None:
-        """Add a round whose completions have joined their groups and were scored."""
+        """Add a round whose completions have been added to their groups and scored."""
         self.rollout.add(round_)
         for group in round_.groups:
             group.round = round_
@@ -218,17 +220,14 @@ class Sampler:
                 self.sources.append(group.source)
 
     def decide(self, decided: Decided) -> None:
-        """
-        Accept or drop groups of the latest round, which all have the same number of completions, or keep them as
-        partial.
-        """
+        """Record which groups of the latest round are accepted, dropped, or have the rest of them requested."""
         rollout = self.rollout
         for group, reason in zip(decided.groups, decided.reasons, strict=True):
             if reason is not None:
                 self.queue.settle(group, GroupState.DROPPED, reason)
                 rollout.dropped.append(group)
                 group.shorten_rows()
-                if len(rollout.dropped) > rollout.target:  # no more can be asked to fill the batch
+                if len(rollout.dropped) > rollout.target:  # a batch has room for no more fillers
                     group.rows = {}
             elif decided.are_whole:
                 self.queue.settle(group, GroupState.ACCEPTED)
@@ -240,28 +239,31 @@ class Sampler:
             self._passes_at_last_group = self.stream.passes_taken
 
     def finish_rollout(self) -> Batch:
-        """End the rollout, and return its batch and the outcome of the other groups."""
+        """End the rollout. Return its batch, and what became of the other groups."""
         rollout, queue = self.rollout, self.queue
         accepted = queue.accepted
-        # If all groups of a rollout that ended early are partial, these fill the batch.
+        # A rollout that ended early may have only partial groups. Then these fill the batch.
         fillers = rollout.dropped or queue.partial
         train, fill = fill_batch(self.mode, accepted, fillers, self.target, self.min_replace_ratio)
         oldest = max((group.staleness(rollout.number) for group in train), default=0)
         if oldest > MAX_STALENESS:
-            raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_STALENESS}.")
-        # With "mask" a rollout takes what one round brings.
+            raise RuntimeError(
+                f"A group was sampled {oldest} rollouts ago, but a group may train at most {MAX_STALENESS} rollouts "
+                "after it was sampled. This is a bug in trl-dapo: please report it."
+            )
+        # In mode "mask" one round is all that a rollout samples, however many groups are accepted.
         fell_short = not train if self.mode == "mask" else self.num_missing > 0
         self.num_short_rollouts = self.num_short_rollouts + 1 if fell_short else 0
         queue.take_batch(self.target)
 
         def staying(groups: list[PromptGroup], most: int) -> list[PromptGroup]:
-            """Return those that may stay: those that are fresh enough, as many as a rollout has room for."""
+            """Return up to `most` groups that may wait for the next rollout, because they are fresh enough for it."""
             fresh = [group for group in groups if group.staleness(rollout.number) < MAX_STALENESS]
             return fresh[:most] if self.carries else []
 
         untrained, partial = queue.accepted, queue.partial
         carried = staying(untrained, self.target)
-        # As many as the next rollouts can make whole: of what is requested a rollout ahead, one rollout.
+        # As many partial groups as the next rollouts can complete: one rollout if rollouts are requested one ahead.
         most_partial = self.target if self.ahead == 1 else 2 * self.target
         kept = staying(partial, most_partial)
         staying_groups = {*carried, *kept}
@@ -270,7 +272,7 @@ class Sampler:
         queue.drop(surplus, "surplus")
         queue.drop(given_up, "stale")
         for group in queue.held:
-            group.extra_logs = {}  # may be anything, which a checkpoint could not hold
+            group.extra_logs = {}  # these may be of any type, and a checkpoint could not store them
         batch = Batch(train, fill, carried, surplus, kept, given_up)
         self.totals.add(rollout, batch, fell_short)
         self._is_open = False
@@ -279,50 +281,51 @@ class Sampler:
     # ---- Rollouts ahead ----
 
     def request_ahead(self, num_left: float = math.inf) -> None:
-        """Request completions of the present policy for later rollouts, of which `num_left` are to come."""
+        """Request completions of the present policy for later rollouts. The run has `num_left` rollouts to come."""
         num_rollouts = min(self.ahead, num_left)
         if num_rollouts <= 0:
             return
         if self.ahead == 1:
-            # Once this rollout is complete, and what was requested for it has come.
+            # Only after this rollout is complete and has received everything that was requested for it.
             if not self._is_open and not self.queue.in_flight:
                 self._send_ahead([], self._requests_for_next_rollout())
             return
-        # Groups that are requested whole may wait for two rollouts; the rest of others must come before that.
+        # A group that is requested whole may wait for two rollouts. Other requests are due one rollout earlier, since
+        # the rest of their groups may still have to be requested.
         self._send_ahead(*apart(self._requests_for_rollouts(num_rollouts), self.selection.multiple_of))
 
     def _requests_for_next_rollout(self) -> list[GenerationRequest]:
-        """Return what the first round of the next rollout would request."""
+        """Return the requests of the first round of the next rollout."""
         num_missing = self.target - len(self.queue.accepted)
         return self.selection.next_round(num_missing, self.max_completions) if num_missing > 0 else []
 
     def _requests_for_rollouts(self, num_rollouts: float) -> list[GenerationRequest]:
-        """Return requests for what `num_rollouts` rollouts need beyond what is requested already."""
+        """Return the requests that the next `num_rollouts` rollouts need in addition to those in flight."""
         selection, queue = self.selection, self.queue
         share_completed = selection.round_size.share_completed
-        num_accepted = num_rollouts * self.target  # that are wanted and not there
-        partial: list[PromptGroup] = []  # whose rest may be requested
-        if self._is_open:  # what is partial now is completed in this rollout
-            num_accepted += self.rollout.shortfall - share_completed * len(queue.partial)
+        num_wanted = num_rollouts * self.target  # accepted groups that the rollouts lack
+        partial: list[PromptGroup] = []  # groups whose rest may be requested
+        if self._is_open:  # groups that are partial now are completed in this rollout
+            num_wanted += self.rollout.shortfall - share_completed * len(queue.partial)
         else:
-            num_accepted -= len(queue.accepted)
+            num_wanted -= len(queue.accepted)
             partial = queue.partial
-        # All of what is in flight may have to be taken in by one rollout: it is no more than one may sample.
+        # One rollout may have to receive everything in flight, so this is at most what a rollout may sample.
         completions_left = self.max_completions - num_completions_of(queue.in_flight)
         completions_left -= selection.most_for_equal_shares
-        num_rests = max(math.ceil(num_accepted / share_completed), 0)
+        num_rests = max(math.ceil(num_wanted / share_completed), 0)
         requests = rest_of(partial, num_rests, completions_left)
         completions_left -= num_completions_of(requests)
-        num_accepted -= share_completed * len(requests)
+        num_wanted -= share_completed * len(requests)
         num_first_in_flight = sum(1 for request in queue.in_flight if request.is_first)
-        num_new = selection.round_size.acceptance.most_prompts_for(num_accepted) - num_first_in_flight
+        num_new = selection.round_size.acceptance.most_prompts_for(num_wanted) - num_first_in_flight
         if num_new > 0 and completions_left >= selection.multiple_of * self.num_generations:
             enough_accepted = num_new * selection.round_size.predicted.rate
             requests += selection.new_groups(selection.in_equal_groups(num_new), completions_left, enough_accepted)
         return requests
 
     def _send_ahead(self, whole: list[GenerationRequest], parts: list[GenerationRequest]) -> None:
-        """Note that requests of the present policy are in flight, and until when they may be answered."""
+        """Record requests of the present policy as in flight, with the last rollout that may receive them."""
         number, step = self.num_rollouts - 1, self.rollout.step
         parts = self.selection.equal_shares(parts)
         for requests, expires_at in ((parts, number + 1), (whole, number + self.ahead)):
@@ -333,26 +336,27 @@ class Sampler:
                 ]
             )
 
-    # ---- What is said of the prompts ----
+    # ---- Statistics of the prompts ----
 
     @property
     def passes(self) -> float:
-        """Passes over the dataset, without the prompts in flight."""
+        """Passes over the dataset, not counting prompts in flight."""
         oldest = self.queue.oldest_in_flight
         return self.stream.passes if oldest is None else self.stream.passes_at(*oldest)
 
     @property
     def skipped(self) -> list[float]:
-        """The expected pass rate of each prompt that was skipped since the rollout began."""
+        """Expected pass rates of the prompts that were skipped since the rollout began."""
         skipped = [pass_rate for policy in self.selection.policies for pass_rate in policy.skipped]
         return [correct / (correct + incorrect) for correct, incorrect in skipped]
 
     def new_passes_without_group(self) -> int:
         """
-        Return the number of whole passes since a group was last accepted if the user should be told now, otherwise 0.
+        Return how many whole passes over the dataset brought no accepted group, if it is time to warn of them,
+        otherwise 0.
         """
         num_passes = int(self.stream.passes_taken - self._passes_at_last_group)
-        # At the first, second, fourth, eighth: a line for each pass over few prompts would hide all others.
+        # Warn after 1, 2, 4, 8, ... passes: a warning for each pass over a small dataset would bury all other lines.
         has_doubled = num_passes.bit_length() > self._num_passes_warned_of.bit_length()
         self._num_passes_warned_of = num_passes
         return num_passes if has_doubled else 0
@@ -360,17 +364,16 @@ class Sampler:
     # ---- Checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs and is the same in every process, JSON-able."""
+        """Return what a resumed run needs and what is the same on every process, as values that JSON can hold."""
         stream = self.stream.state_dict()
         oldest = self.queue.oldest_in_flight
-        # If what is in flight cannot be restored, its prompts are drawn again.
+        # If the groups in flight cannot be restored, their prompts are drawn again from this position.
         num_passes, position = oldest or (stream["num_passes"], stream["position"])
         return {
             "header": self.stream.order(),
             "stream": stream,
             "stream_before_requests": stream | {"num_passes": num_passes, "position": position},
             "round_size": self.selection.round_size.state_dict(),
-            # What each policy knows, by its class.
             "policies": {type(policy).__name__: policy.state_dict() for policy in self.selection.policies},
             "num_rollouts": self.num_rollouts,
             "sources": self.sources,
@@ -383,16 +386,17 @@ class Sampler:
         self, state: dict[str, Any], queue: dict[str, Any] | None, ignore_data_skip: bool = False
     ) -> tuple[dict[str, tuple], int]:
         """
-        Continue from a state as far as it fits. `queue` is this process's [`GroupQueue.state_dict`].
+        Continue from a state, as far as it fits this run. `queue` is this process's [`GroupQueue.state_dict`].
 
-        Return what differs, there and here, and how many partial groups were left behind.
+        Return the entries of the header that differ, each with the saved and the present value, and how many partial
+        groups were left behind.
         """
         differs = {}
         if not ignore_data_skip:
             self.stream.begin()
             theirs, own = state["header"], self.stream.order()
             differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
-        keeps_groups = queue is not None and not differs  # other settings would train waiting groups wrongly
+        keeps_groups = queue is not None and not differs  # waiting groups do not fit a run with other settings
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
             self._passes_at_last_group = self.stream.passes_taken
@@ -409,11 +413,11 @@ class Sampler:
         self.selection.predict_the_past()
         num_lost = 0
         self.unanswered, self._is_open = set(), False
-        self.queue.clear()  # left by an earlier run in this process
+        self.queue.clear()  # a run in the same process may have left groups in it
         if keeps_groups:
             assert queue is not None
             num_lost, has_all = self.queue.load_state_dict(queue, self.stream)
-            if ignore_data_skip:  # a fresh pass has begun: what was in flight is not sampled again
+            if ignore_data_skip:  # a new pass has begun, so the groups in flight are not requested again
                 self.queue.forget_requests()
             elif not has_all:
                 self.stream.load_state_dict(state["stream_before_requests"])

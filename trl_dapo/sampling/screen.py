@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The screen: sample the first completions of a prompt, and the rest of its group only if their rewards differ."""
+"""Screening: sample the first completions of a prompt, and the rest of its group only if their rewards differ."""
 
 from typing import Any
 
@@ -10,13 +10,17 @@ from .round_size import AcceptanceRate
 
 
 def expected_cost(correct: float, incorrect: float, first: int, num_generations: int) -> float:
-    """Return the completions per accepted group of prompts like this one, whose pass rate is Beta-distributed."""
-    # The rest is requested only if the first completions differ, and then the group is accepted for certain.
+    """
+    Return the expected number of completions per accepted group, with `first` completions sampled first.
+
+    The pass rate of the prompts has a Beta distribution with the parameters `correct` and `incorrect`.
+    """
+    # The rest is only requested if the first completions differ, and then the group is certain to be accepted.
     return first / max(expected_acceptance(correct, incorrect, first), 1e-9) + num_generations - first
 
 
 def cheapest_first(correct: float, incorrect: float, num_generations: int) -> int:
-    """Return the number of first completions that costs least; `num_generations` is the whole group."""
+    """Return the number of first completions that costs least. `num_generations` stands for the whole group."""
     choices = [num_generations, *(first for first in NUMS_FIRST if first < num_generations)]
     return min(choices, key=lambda first: expected_cost(correct, incorrect, first, num_generations))
 
@@ -27,10 +31,9 @@ class Screen(SelectionPolicy):
 
     Args:
         setting (`int` or `"on"`):
-            The number of first completions. With `"on"` it is the cheapest one by what is known of the prompt's pass
-            rate.
+            Number of first completions. `"on"` chooses the cheapest number for the estimated pass rate of the prompt.
         memory ([`PromptMemory`], *optional*):
-            What is known of each prompt. Without one, all prompts count as like each other.
+            Pass rates of the prompts. Without a memory, all prompts are treated alike.
     """
 
     name = "screen"
@@ -61,7 +64,7 @@ class Screen(SelectionPolicy):
             self.population.update(num_correct, num_scored)
 
     def expected_saving(self, num_generations: int) -> float:
-        """Return the completions per accepted group of whole groups, divided by those with first completions."""
+        """Return the ratio of completions per accepted group without screening to that with screening."""
         correct, incorrect = self.population.pass_rate()
         first = cheapest_first(correct, incorrect, num_generations)
         whole = expected_cost(correct, incorrect, num_generations, num_generations)

@@ -1,9 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a round, and the number of completions of each.
+"""Selection of the prompts that a round samples, and of how many completions of each.
 
-A round requests the rest of partial groups first, the oldest first, and then new prompts for what is missing.
-The selection policies say how many groups that takes, which prompts to skip, and how many completions come first.
+A round first requests the rest of partial groups, starting with the oldest. Then it draws new prompts for the groups
+that are still missing. The selection policies decide how many prompts that takes, which prompts are skipped, and how
+many completions of a prompt are requested first.
 """
 
 import math
@@ -24,29 +25,30 @@ Policy = TypeVar("Policy", bound=SelectionPolicy)
 
 class Selection:
     """
-    Draws prompts from the stream, as the selection policies say.
+    Chooses the requests of a round, following the selection policies.
 
     Args:
         stream ([`PromptStream`]):
-            Source of prompts.
+            Stream from which prompts are drawn.
         queue ([`GroupQueue`]):
-            The queue in which groups wait.
+            Queue in which groups wait.
         policies (`Sequence[SelectionPolicy]`):
-            The policies that have a say, besides the size of rounds.
+            Selection policies, apart from the one that sets the size of rounds.
         target (`int`):
-            Groups of a rollout batch.
+            Number of groups in a rollout batch.
         num_ranks (`int`):
-            Processes that share the completions of a round equally.
+            Number of processes, each of which samples an equal share of a round.
         carries (`bool`):
-            Whether surplus trains in the next rollout.
+            Whether surplus groups train in the next rollout.
         max_round_size (`int`, *optional*):
-            The most prompts of a round, rounded down to a multiple that the processes can share, but never below it.
+            Maximum number of prompts in a round. It is rounded down to a multiple of the number of groups that the
+            processes can share equally, but not below that number.
         batch_multiplier (`float`, *optional*):
-            Rollout batches of a round. By default the acceptance rate sizes it.
+            Number of prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         rounds_are_rare (`bool`):
-            Whether one more round stops both the engine and the training.
+            Whether a further round would make both the engine and the training wait.
         samples_next_batch (`bool`):
-            Whether the first completions for the next batch may be sampled with the rest of this one.
+            Whether first completions for the next batch may be sampled together with the rest of this batch.
     """
 
     def __init__(
@@ -69,33 +71,34 @@ class Selection:
         self.rounds_are_rare, self.samples_next_batch = rounds_are_rare, samples_next_batch
         self.round_size = RoundSize()
         self.policies = list(policies)
-        self.multiple_of = num_ranks // math.gcd(self.num_generations, num_ranks)  # whole groups, in equal shares
+        # The processes can share whole groups equally if their number is a multiple of this.
+        self.multiple_of = num_ranks // math.gcd(self.num_generations, num_ranks)
 
-    # ---- What the policies say ----
+    # ---- Decisions of the policies ----
 
     @property
     def active(self) -> list[SelectionPolicy]:
-        """The policies that are on and have a say."""
+        """The policies that are switched on."""
         return [policy for policy in self.policies if policy.is_on]
 
     def start_rollout(self) -> None:
-        """Let policies note that a rollout begins, and be switched on or off."""
+        """Tell the policies that a rollout begins. They may be switched on or off by this."""
         before = self.active
         for policy in self.policies:
             policy.start_rollout()
         if self.active != before:
-            # What other policies predicted says nothing of what these will.
+            # The record of predictions holds those of other policies, so it starts anew.
             self.round_size.predicted = AcceptanceRate()
             self.predict_the_past()
 
     def remove(self, policy: SelectionPolicy) -> None:
-        """Continue without a policy."""
+        """Continue the run without a policy."""
         self.policies.remove(policy)
         for other in self.policies:
             other.leave_out(policy)
 
     def take_messages(self) -> list[str]:
-        """Return what a user should be told of the policies, once."""
+        """Return messages of the policies to the user, each of them once."""
         return [message for policy in self.policies for message in policy.take_messages()]
 
     def find(self, kind: type[Policy]) -> Policy | None:
@@ -118,9 +121,7 @@ class Selection:
         return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
-        """
-        Return the probability that `num_completions` completions of a prompt differ, or `None` if no policy knows it.
-        """
+        """Return the probability that `num_completions` completions of a prompt differ, or `None` if it is unknown."""
         for policy in self.active:
             probability = policy.predicted_acceptance(name, num_completions)
             if probability is not None:
@@ -133,13 +134,16 @@ class Selection:
             predicted = [self.predicted_acceptance(group.name, decided.num_completions) for group in decided.groups]
             known = [probability for probability in predicted if probability is not None]
             if known:
-                num_predicted = sum(known) * (len(predicted) / len(known))  # of the others as of these
+                num_predicted = sum(known) * (len(predicted) / len(known))  # unknown ones count as the mean
                 decided = decided._replace(predicted_acceptance=num_predicted)
         for policy in (self.round_size, *self.policies):
             policy.observe(decided)
 
     def predict_the_past(self) -> None:
-        """If a policy that predicts is new to a run, take it to have predicted what it does of an unknown prompt."""
+        """
+        If no prediction is recorded yet, fill in the past: assume that the policy would have predicted the same
+        probability for every earlier group as it now does for an unknown prompt.
+        """
         acceptance, predicted = self.round_size.acceptance, self.round_size.predicted
         probability = self.predicted_acceptance("", self.num_generations)
         if probability is not None and predicted.num_groups == 0:
@@ -149,42 +153,40 @@ class Selection:
 
     @property
     def smallest_round(self) -> float:
-        """Completions for which a round is worth its price: a quarter of a batch, in equal shares."""
+        """Number of completions below which a round is not worth its cost: a quarter of a batch, in equal shares."""
         return max(self.target / 4, self.multiple_of) * self.num_generations
 
     @property
     def most_for_equal_shares(self) -> int:
-        """The most completions that are added so that processes have equal shares of groups that are not whole."""
+        """Maximum number of completions added so that partly requested groups can be shared equally."""
         return 2 * self.num_ranks if self.num_ranks > 1 else 0
 
     @property
     def _most_groups(self) -> int | None:
-        """The most whole groups of a round."""
+        """Maximum number of whole groups in a round."""
         if self.max_round_size is None:
             return None
         return max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
 
     def in_equal_groups(self, num: int) -> int:
-        """Return as many groups, or a few more, as the processes can share equally."""
+        """Return the number of groups, rounded up to a number that the processes can share equally."""
         return num + num_lacking(num, self.multiple_of)
 
     def next_round(self, num_missing: int, left: float) -> list[GenerationRequest]:
-        """
-        Return the requests of a round for a batch that lacks `shortfall` groups, with at most `left` completions.
-        """
-        waiting = self.queue.drawn  # what one draw takes out of this list, a later one does not find
+        """Return the requests of a round for a batch that lacks `num_missing` groups: at most `left` completions."""
+        waiting = self.queue.drawn  # a draw removes groups from this list, so that a later one does not get them again
         is_split = self.splits_groups or bool(self.queue.partial)
         rests = self._rests(num_missing, left)
         left -= num_completions_of(rests)
         requests = rests + self._first_requests(num_missing, rests, left, is_split, waiting)
         if not is_split:
-            return requests  # whole groups, as many as the processes can share equally
+            return requests  # only whole groups, in a number that the processes can share equally
         if self._most_groups is not None:
             requests = within_rows(requests, self._most_groups * self.num_generations)
         return in_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
 
     def _rests(self, num_missing: int, left: float) -> list[GenerationRequest]:
-        """Return requests for the rest of as many partial groups as a batch lacks."""
+        """Return requests for the rest of partial groups, of as many as a batch needs."""
         num = math.ceil(num_missing / self.round_size.share_completed)
         if self._most_groups is not None:
             num = min(num, self._most_groups)
@@ -201,13 +203,13 @@ class Selection:
         is_split: bool,
         waiting: list[PromptGroup],
     ) -> list[GenerationRequest]:
-        """Return the first requests for further groups, if these rests are not enough and the limit allows more."""
+        """Return the first requests for further groups, if the rests are not enough and the limit allows more."""
         num_new = max(math.ceil(num_missing - len(rests) * self.round_size.share_completed), 0)
         num_ahead = self._num_ahead(len(self.queue.partial) - len(rests))
         reserve = self.most_for_equal_shares if is_split else 0
         takes_whole_groups = not rests and left - reserve < self.smallest_round
         if takes_whole_groups:
-            # Near the limit, whole groups: these need nothing more for equal shares.
+            # Near the limit only whole groups are requested, which need no reserve for equal shares.
             reserve, num_ahead = 0, 0
         num_wanted, completions_left = num_new + num_ahead, left - reserve
         if num_wanted == 0 or completions_left < self.smallest_round:
@@ -215,7 +217,8 @@ class Selection:
         num_groups = self._num_groups(num_wanted)
         enough_accepted = math.inf
         if self.batch_multiplier is None:
-            # The size follows from past rounds. If more of these prompts are predicted to be accepted, fewer do.
+            # The size follows from past rounds. If the drawn prompts are predicted to be accepted more often than
+            # those were, fewer of them are enough.
             enough_accepted = num_groups * self.round_size.predicted.rate
         if self._most_groups is not None:
             num_groups = min(num_groups, self._most_groups)
@@ -233,14 +236,15 @@ class Selection:
         return draw.take(num_groups)
 
     def _num_ahead(self, num_partial: int) -> int:
-        """Return for how many groups of the next batch the first completions are sampled now."""
-        # Their rest then takes one round: a round waits for its longest completion.
+        """Return the number of groups of the next batch whose first completions are sampled in this round."""
+        # The next rollout then needs one round, for the rest of these groups, instead of two. This saves time because
+        # each round takes as long as its longest completion.
         if not self.samples_next_batch or not self.splits_groups or self.num_first(None) >= self.num_generations:
             return 0
         return max(self.target - num_partial, 0)
 
     def _num_groups(self, num_wanted: int) -> int:
-        """Return the number of groups to request in a round so that the wanted number is accepted."""
+        """Return the number of groups that a round draws so that `num_wanted` are accepted."""
         if self.batch_multiplier is not None:
             return self.in_equal_groups(int(self.batch_multiplier * self.target))
         acceptance = self.round_size.acceptance
@@ -248,19 +252,19 @@ class Selection:
         return self.in_equal_groups(size)
 
     def _room_next_to(self, rests: list[GenerationRequest]) -> float:
-        """Return how many completions the engine takes in the same round as these."""
+        """Return how many more completions the engine can take in the same round as these."""
         if self._most_groups is None:
             return math.inf
         for_equal_shares = self.num_ranks if self.num_ranks > 1 and rests else 0
         return self._most_groups * self.num_generations - num_completions_of(rests) - for_equal_shares
 
     def new_groups(self, num: int, left: float, enough_accepted: float) -> list[GenerationRequest]:
-        """Return requests for `num` new groups, or for fewer that are predicted to bring enough accepted ones."""
+        """Return requests for `num` new groups, or for fewer if these are predicted to bring enough accepted ones."""
         draw = _Draw(self, self.queue.drawn, completions_left=left, enough_accepted=enough_accepted)
         return draw.take(num)
 
     def equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:
-        """Return the requests with a few completions more, so that processes have equal shares."""
+        """Return the requests with a few more completions, so that the processes have equal shares."""
         return in_equal_shares(requests, self.num_ranks, _Draw(self, []).take)
 
 
@@ -270,23 +274,23 @@ class _Draw:
 
     Args:
         selection ([`Selection`]):
-            Whose policies choose, and whose stream is drawn from.
+            Selection whose policies choose prompts and whose stream is drawn from.
         waiting (`list[PromptGroup]`):
-            Groups that were drawn before and never sampled. They come first, and are taken out of the list.
+            Groups that were drawn before and never sampled. They come first, and are removed from the list.
         completions_left (`float`):
-            Completions that may yet be requested.
+            Number of completions that may still be requested.
         engine_room (`float`):
-            Completions that the engine takes at once.
+            Number of completions that the engine can take at once.
         min_groups (`int`):
-            Groups to draw at least, if there is room.
+            Number of groups to draw at least, if there is room.
         enough_accepted (`float`):
-            Groups that are predicted to be accepted and are enough; infinity to draw as many as asked for.
+            Number of groups predicted to be accepted at which the draw may stop early. Infinity never stops early.
         share_ahead (`float`):
-            The share of the groups that is for the next batch.
+            Share of the groups that is meant for the next batch.
         acceptance_rate (`float`):
-            The share of the groups of which the rest is expected to be requested later.
+            Share of the groups whose rest is expected to be requested later.
         takes_whole_groups (`bool`):
-            Whether all of a group is requested at once, whatever the policies say.
+            Whether groups are always requested whole, whatever the policies decide.
     """
 
     def __init__(
@@ -307,13 +311,13 @@ class _Draw:
         self._min_groups, self._enough_accepted = min_groups, enough_accepted
         self._share_ahead, self._acceptance_rate = share_ahead, acceptance_rate
         self._takes_whole_groups = takes_whole_groups
-        self._nums: list[int] = []  # completions of each group that was drawn
-        self._predicted = 0.0  # of these groups are predicted to be accepted ...
-        self._predicted_partial = 0.0  # ... and of those that are requested in part
+        self._nums: list[int] = []  # number of completions requested of each drawn group
+        self._predicted = 0.0  # number of drawn groups that are predicted to be accepted ...
+        self._predicted_partial = 0.0  # ... and how many of these are requested in part
         self._most_first = self._find_most_first()
 
     def _find_most_first(self) -> int:
-        """Return the most completions that are requested of a group if it is split."""
+        """Return the maximum number of first completions of a group that is requested in part."""
         num_generations = self._selection.num_generations
         nums = [policy.most_first(num_generations) for policy in self._selection.active if policy.splits_groups]
         if self._takes_whole_groups or not nums:
@@ -321,7 +325,7 @@ class _Draw:
         return min(nums)
 
     def take(self, num: int) -> list[GenerationRequest]:
-        """Return requests for the next `num` prompts, or for fewer that are enough."""
+        """Return requests for the next `num` prompts, or for fewer if these are enough."""
         if self._engine_room < self._most_first:
             return []
         groups: list[PromptGroup] = []
@@ -338,8 +342,9 @@ class _Draw:
         policies, stream = self._selection.active, self._selection.stream
 
         def skips(name: str, may_skip: bool) -> bool:
-            answers = [policy.skips(name, may_skip) for policy in policies]  # all are asked, as each may count
-            return any(answers)
+            # A list, so that all policies are asked: each may count the prompt.
+            decisions = [policy.skips(name, may_skip) for policy in policies]
+            return any(decisions)
 
         def is_enough(name: str) -> bool:
             self._note(name)
@@ -361,25 +366,27 @@ class _Draw:
             self._predicted += acceptance
             if first < num_generations:
                 self._predicted_partial += acceptance
-        # If the engine has no room for whole groups, their first completions are sampled.
+        # If the engine has no room for a whole group, only its first completions are requested.
         self._engine_room -= min(first, self._most_first)
         self._completions_left -= first + self._acceptance_rate * (num_generations - first)
 
     def _is_full(self) -> bool:
-        """Return whether no further prompt is drawn."""
+        """Return whether to draw no further prompt."""
         if self._engine_room < self._most_first:
             return True
         if len(self._nums) % self._selection.multiple_of != 0:
-            return False  # processes could not share these equally
-        has_found_enough = self._predicted >= self._num_wanted(self._enough_accepted)
+            return False  # the processes could not share these equally
+        has_enough_accepted = self._predicted >= self._num_wanted(self._enough_accepted)
         has_drawn_enough = len(self._nums) >= self._num_wanted(self._min_groups)
         is_spent = self._completions_left < self._selection.multiple_of * self._selection.num_generations
-        return (has_found_enough and has_drawn_enough) or is_spent
+        return (has_enough_accepted and has_drawn_enough) or is_spent
 
     def _num_wanted(self, num: float) -> float:
         """
-        Return how much of a number is wanted: for the next batch only groups that are requested in part, since whole
-        ones would be surplus of this batch. So the part for the next batch counts by the share of those.
+        Return how much is wanted of a number of groups for this batch and the next.
+
+        For the next batch only partly requested groups count, since groups that are requested whole would be surplus
+        of this batch. So the part for the next batch is scaled by the share of partly requested groups.
         """
         if not self._predicted:
             return num
@@ -387,23 +394,23 @@ class _Draw:
         return (1.0 - self._share_ahead * (1.0 - share_partial)) * num
 
 
-# ---- Requests, pure ----
+# ---- Pure functions on requests ----
 
 
 def rest_of(partial: Sequence[PromptGroup], num: int, left: float) -> list[GenerationRequest]:
-    """Return requests for the rest of up to `num` partial groups, the oldest first: at most `left` completions."""
+    """Return requests for the rest of up to `num` partial groups, oldest first: at most `left` completions."""
     rests = [GenerationRequest(group, group.num_missing) for group in partial[:num]]
     ends = accumulate(rest.num_completions for rest in rests)
     return [rest for rest, end in zip(rests, ends, strict=True) if end <= left]
 
 
 def num_lacking(num: int, multiple_of: int) -> int:
-    """Return how much a number lacks to be a multiple."""
+    """Return what must be added to `num` to make it a multiple of `multiple_of`."""
     return -num % multiple_of
 
 
 def within_rows(requests: Sequence[GenerationRequest], most: int) -> list[GenerationRequest]:
-    """Return the requests, with fewer first completions if they were more than the engine takes at once."""
+    """Return the requests, cut down to first completions until there are no more than `most` completions."""
     requests, excess = list(requests), num_completions_of(requests) - most
     for i, request in reversed(list(enumerate(requests))):
         if excess > 0 and request.is_whole:
@@ -416,7 +423,7 @@ def within_rows(requests: Sequence[GenerationRequest], most: int) -> list[Genera
 def in_equal_shares(
     requests: Sequence[GenerationRequest], num_ranks: int, take: Callable[[int], list[GenerationRequest]]
 ) -> list[GenerationRequest]:
-    """Return the requests with more first completions, or further prompts, so that processes have equal shares."""
+    """Return the requests with more first completions or further prompts, so that the processes have equal shares."""
     requests, num_more = list(requests), num_lacking(num_completions_of(requests), num_ranks)
     for i, request in reversed(list(enumerate(requests))):
         if num_more and request.is_first:
@@ -424,17 +431,17 @@ def in_equal_shares(
             requests[i] = replace(request, num_completions=request.num_completions + more)
             num_more -= more
     if num_more:
-        if num_more == 1:  # a single completion has nothing to be compared with
+        if num_more == 1:  # a group needs at least two completions to compare
             num_more += num_ranks
         num_groups = math.ceil(num_more / requests[0].group.num_generations)
         for i, request in enumerate(take(num_groups)):
-            part = (num_more + i) // num_groups  # of parts that differ by one at most, and add up to `num_more`
+            part = (num_more + i) // num_groups  # the parts differ by at most one and add up to `num_more`
             requests.append(replace(request, num_completions=part))
     return requests
 
 
 def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) -> int:
-    """Return how many completions [`in_equal_shares`] adds."""
+    """Return the number of completions that [`in_equal_shares`] adds."""
     num_more = num_lacking(num_completions_of(requests), num_ranks)
     spare = sum(request.group.num_generations - request.num_completions for request in requests if request.is_first)
     return num_more + num_ranks if num_more - spare == 1 else num_more
@@ -443,7 +450,7 @@ def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) 
 def apart(
     requests: Sequence[GenerationRequest], multiple_of: int
 ) -> tuple[list[GenerationRequest], list[GenerationRequest]]:
-    """Return the requests for whole groups, in a multiple, and the others."""
+    """Return the requests for whole groups, a multiple of `multiple_of` of them, and the other requests."""
     whole = [request for request in requests if request.is_whole]
     whole = whole[: len(whole) // multiple_of * multiple_of]
     numbers = {request.group.number for request in whole}

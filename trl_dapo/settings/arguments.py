@@ -20,10 +20,13 @@ from .recipe_files import find_accelerate_config, find_recipe
 from .secrets import without_secrets
 
 
-PATIENCE = 4.0  # seconds for the Hub to answer
-FETCHED = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what `trl-dapo fetch` makes
-# Fields whose nearest today is another.
-OF_OLDER_TRL = {"max_prompt_length": "TRL removed it: leave long prompts out", "torch_dtype": "now: `dtype`"}
+HUB_TIMEOUT = 4.0  # seconds for the Hub to respond
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model that `trl-dapo fetch` makes
+# Fields of older versions, for which the field with the most similar name would be a misleading hint.
+HINTS_FOR_OLD_FIELDS = {
+    "max_prompt_length": "TRL removed it: leave long prompts out of the dataset",
+    "torch_dtype": "renamed to `dtype`",
+}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -34,14 +37,15 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line, however many it was written on, and without secrets."""
+    """Return the message of an error on one line and without secrets."""
     return without_secrets(" ".join(str(error).split()))
 
 
 def check_output_dir(folder: str | os.PathLike) -> None:
-    """Refuses a folder that cannot be written to, or made."""
-    if not os.fspath(folder):  # of a shell's variable that is not set; as a path it is the working folder
-        raise FileNotFoundError("`output_dir` is empty: name a folder.")
+    """Raise an error if a folder cannot be written to, or cannot be created."""
+    # A shell variable that is not set gives an empty text. As a path it would mean the working directory.
+    if not os.fspath(folder):
+        raise FileNotFoundError("`output_dir` is empty. Name a folder.")
     path = Path(folder).expanduser().absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
@@ -56,17 +60,17 @@ def check_model_path(name: str) -> None:
         return
     if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
         raise FileNotFoundError(f"`{name}` is neither a folder nor the name of a model on the Hub.")
-    if settle_for_the_cache():
+    if use_cache_if_offline():
         from huggingface_hub import try_to_load_from_cache
 
         configs = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
         if not any(isinstance(config, str) for config in configs):
-            raise OSError(f"`{name}` is not a folder, and the Hub does not respond. {_without_the_hub(name)}")
+            raise OSError(f"`{name}` is not a folder, and the Hub does not respond. {_offline_hint(name)}")
 
 
 @contextmanager
 def naming_missing_folders(*models: object) -> Iterator[None]:
-    """Add the names that are not folders to the error of a model that was not found: one may be misspelt."""
+    """Add to the error of a model that was not found which names are not folders: one of them may be misspelt."""
     names = [model for model in models if isinstance(model, str)]
     for name in names:
         check_model_path(name)
@@ -81,43 +85,52 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
         if not missing:
             raise
         are = "is not a folder" if len(missing) == 1 else "are not folders"
-        raise OSError(f"{' and '.join(missing)} {are} here. {error} {_without_the_hub(' '.join(missing))}") from error
+        raise OSError(f"{' and '.join(missing)} {are} here. {error} {_offline_hint(' '.join(missing))}") from error
 
 
-def _without_the_hub(models: str) -> str:
-    if FETCHED in models:
-        return "Without the Hub, `pip install gguf` and `trl-dapo fetch smollm2` make that folder here."
-    return "Without the Hub, give the path of a folder that holds it."
+def _offline_hint(models: str) -> str:
+    if SMOLLM2 in models:
+        return (
+            "To get this model without the Hub, run `pip install gguf` and `trl-dapo fetch smollm2`, and name the "
+            "folder that it writes."
+        )
+    return "Without the Hub, give the path of a folder that contains the model."
 
 
-def answer_within(seconds: float, ask: Callable[[], Any]) -> Any:
+def call_within(seconds: float, call: Callable[[], Any]) -> Any:
     """
-    Return the result of a network call, or `None` if it fails in any way or takes longer. Some look-ups have no
-    timeout of their own.
-    """
-    answers = []
+    Return the result of a network call, or `None` if the call fails or takes longer.
 
-    def try_to() -> None:
+    For calls that have no timeout of their own.
+    """
+    results = []
+
+    def try_to_call() -> None:
         with suppress(Exception):
-            answers.append(ask())
+            results.append(call())
 
-    thread = Thread(target=try_to, daemon=True)
+    thread = Thread(target=try_to_call, daemon=True)
     thread.start()
     thread.join(seconds)
-    return answers[0] if answers else None
+    return results[0] if results else None
 
 
 @cache
-def settle_for_the_cache() -> bool:
-    """If the Hub does not respond, make later calls read its cache instead of retrying for half a minute."""
+def use_cache_if_offline() -> bool:
+    """
+    Make later calls read the cache of the Hub if the Hub does not respond. They would retry for half a minute.
+
+    Returns:
+        `bool`: Whether the Hub did not respond. `False` if the environment sets the Hub offline from the start.
+    """
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return False
-    if answer_within(PATIENCE, lambda: get_session().head(constants.ENDPOINT, timeout=PATIENCE)) is not None:
+    if call_within(HUB_TIMEOUT, lambda: get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)) is not None:
         return False
     constants.HF_HUB_OFFLINE = True
-    os.environ["HF_HUB_OFFLINE"] = "1"  # of the processes to come
+    os.environ["HF_HUB_OFFLINE"] = "1"  # for the processes that are started later
     return True
 
 
@@ -127,7 +140,7 @@ def _base_of_adapter(folder: str) -> str | None:
 
 
 def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
-    """A function that a user names: one of `known`, or a dotted import path, also from the working directory."""
+    """Return the function that a user names: one of `known`, or a dotted path, also to the working directory."""
     if name in known:
         return known[name]
     module, _, attribute = name.rpartition(".")
@@ -139,7 +152,9 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
     except AttributeError:
         raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
     except ImportError as error:
-        raise ImportError(f"`{option}` names {name!r}: {error}. Modules of {os.getcwd()} are found too.") from error
+        raise ImportError(
+            f"`{option}` names {name!r}, which cannot be imported: {error}. Modules in {os.getcwd()} can be named too."
+        ) from error
     if isinstance(function, type) or not callable(function):
         raise ValueError(f"`{option}` names {name!r}, which is not a function but {function!r:.80}.")
     return function
@@ -163,9 +178,9 @@ def read_mapping(name: str, value: Any) -> Any:
 
 
 def refuse_unknown_fields(
-    said_by: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
+    source: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
 ) -> None:
-    """Refuses fields that no config has, each with the nearest field or option of the command that there is."""
+    """Raise an error for fields that no config has, each with the known field or option of the most similar name."""
     known = [*known]
     unknown = sorted({*given} - {*known})
     if not unknown:
@@ -173,15 +188,20 @@ def refuse_unknown_fields(
     found = []
     for name in unknown:
         nearest = get_close_matches(name, [*known, *options], n=1)
-        hint = OF_OLDER_TRL.get(name) or (f"nearest: `{nearest[0]}`" if nearest else "")
+        hint = HINTS_FOR_OLD_FIELDS.get(name) or (f"nearest: `{nearest[0]}`" if nearest else "")
         found.append(f"`{name}`" + (f" ({hint})" if hint else ""))
-    raise ValueError(f"{said_by} has fields that no config has: {', '.join(found)}.")
+    raise ValueError(f"{source} has fields that no config has: {', '.join(found)}.")
 
 
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
-    """Refuses what no parser of fields would; returns the command line, with the file of the recipe that it names."""
+    """
+    Check the parts of a command line of `trl-dapo train` that the parser of fields does not check.
+
+    Returns:
+        `list[str]`: The command line, with the name of a recipe replaced by the path of its file.
+    """
     settings: dict = {}
-    # TRL's parser knows `--config` as a word of its own alone.
+    # TRL's parser knows `--config NAME`, but not `--config=NAME`.
     words = argv
     argv = []
     for word in words:
@@ -192,9 +212,11 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     if "--config" in argv:
         place = argv.index("--config") + 1
         if not argv[place:] or argv[place].startswith("--"):
-            raise ValueError("`--config` is not followed by a recipe. Name one, such as smoke_cpu, or its file.")
+            raise ValueError(
+                "`--config` is not followed by a recipe. Add the name of one, such as smoke_cpu, or a path to a file."
+            )
         if "--config" in argv[place:]:
-            raise ValueError("`--config` is given twice. Write one recipe, and what it is to differ in behind it.")
+            raise ValueError("`--config` is given twice. Name one recipe, followed by the fields to change.")
         argv[place] = str(find_recipe(argv[place]))
         settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
@@ -209,18 +231,18 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     options = {word.partition("=")[0].replace("-", "_") for word in argv}
     if not options & {"__config", "__model_name_or_path", "__tiny_model", "__help", "_h"}:
         raise ValueError(
-            "neither a recipe nor a model is named. Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), "
-            "or `--model_name_or_path` and `--dataset_name`."
+            "Neither a recipe nor a model is named. Name a recipe with `--config NAME` (`trl-dapo recipes` lists "
+            "them), or a model and a dataset with `--model_name_or_path` and `--dataset_name`."
         )
     if settings.get("tiny_model") and "__model_name_or_path" in options and "__tiny_model" not in options:
         raise ValueError(
-            "the recipe trains a small random model (`tiny_model: true`), not that of `--model_name_or_path`. Add "
-            "`--tiny_model false`."
+            "`--model_name_or_path` has no effect, because the recipe trains a small random model "
+            "(`tiny_model: true`). Add `--tiny_model false`."
         )
     if (model := settings.get("model_name_or_path")) is not None and not (
         settings.get("tiny_model") or options & {"__help", "_h", "__tiny_model"}
     ):
-        check_model_path(str(model))  # before torch is imported
+        check_model_path(str(model))  # here, because importing torch takes seconds
     return argv
 
 
@@ -242,8 +264,12 @@ def _read_recipe(path: str | os.PathLike) -> dict:
     names = [key.value for key, _ in node.value]
     for place, (key, _) in enumerate(node.value):
         line = key.start_mark.line + 1
-        if key.value in names[:place]:  # YAML takes the last
-            raise ValueError(f"The recipe {path} names `{key.value}` twice, again in line {line}. Leave out one.")
+        if key.value in names[:place]:  # YAML would silently use the last one
+            raise ValueError(
+                f"The recipe {path} names `{key.value}` twice, the second time in line {line}. Remove one of them."
+            )
         if key.tag != yaml.resolver.Resolver.DEFAULT_SCALAR_TAG:
-            raise ValueError(f"The recipe {path} has `{key.value}`, which names no field, in line {line}.")
+            raise ValueError(
+                f"Line {line} of the recipe {path} begins with `{key.value}`, which is not the name of a field."
+            )
     return recipe

@@ -19,17 +19,15 @@ _REFERENCE = re.compile(r"\[`~?(?:\w+\.)*(\w+)`\]")
 
 
 class Entry(NamedTuple):
-    """
-    Return a docstring's description of one field on one line, with references such as [`~trl.GRPOConfig`] as names.
-    """
+    """A docstring's entry for one field."""
 
-    heading: str  # the `> Heading` that it stands under; empty where there is none
-    default: str | None  # as it is written
-    text: str
+    heading: str  # the `> Heading` above it, or an empty text
+    default: str | None  # as text
+    text: str  # on one line; references such as [`~trl.GRPOConfig`] are replaced by their last name
 
 
 def read_fields(doc: str) -> dict[str, Entry]:
-    """The fields that a class's docstring in TRL's format describes under `Args:` or `Parameters:`, in order."""
+    """Return the fields that a docstring in TRL's format describes under `Args:` or `Parameters:`, in order."""
     heading, entries = "", {}
     section = _SECTION.search(inspect.cleandoc(doc) + "\n")
     text = _REFERENCE.sub(r"`\1`", section[1]) if section else ""
@@ -42,13 +40,16 @@ def read_fields(doc: str) -> dict[str, Entry]:
         elif line.startswith(" ") and entries:
             entries[name] = entries[name]._replace(text=f"{entries[name].text} {line.strip()}".lstrip())
         elif line:
-            raise ValueError(f"Neither a field, such as 'steps (`int`, *optional*):', nor its text: {line!r}.")
+            raise ValueError(
+                f"The docstring has a line {line!r}, which is neither a field nor the indented text of one. Write a "
+                "field as 'steps (`int`, *optional*):'."
+            )
     return entries
 
 
 def help_from_docstring(cls: type[T]) -> type[T]:
-    """Gives a dataclass's own fields the `help` that `HfArgumentParser` shows; inherited ones keep theirs."""
-    if sys.flags.optimize >= 2:  # which takes the docstrings away
+    """Give a dataclass's own fields the `help` that `HfArgumentParser` shows. Inherited fields keep theirs."""
+    if sys.flags.optimize >= 2:  # `python -OO` removes docstrings
         return cls
     entries = read_fields(cls.__doc__ or "")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # `T` is one
@@ -56,7 +57,7 @@ def help_from_docstring(cls: type[T]) -> type[T]:
         raise ValueError(f"The docstring of `{cls.__name__}` describes {unknown[0]!r}, which is not a field of it.")
     for name in inspect.get_annotations(cls):
         if name not in entries or not entries[name].text:
-            raise ValueError(f"The docstring of `{cls.__name__}` does not describe its field {name!r}.")
+            raise ValueError(f"The docstring of `{cls.__name__}` does not describe the field {name!r}.")
         # argparse formats help with `%`.
         described = {**fields[name].metadata, "help": entries[name].text.replace("%", "%%")}
         fields[name].metadata = types.MappingProxyType(described)

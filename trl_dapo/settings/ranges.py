@@ -1,9 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The allowed values of single settings: this package's, and those of TRL's that decide what is sampled and trained.
+"""Allowed values of single settings: those of this package, and TRL's settings of sampling and the loss.
 
-Only the limit of vLLM's window depends on another setting. Contradictions between settings are in `rules.py`. Pure
-functions: a plan uses them too, without torch.
+The values of one setting do not depend on another, except for the size of vLLM's window. Contradictions between
+settings are in `rules.py`. The functions need no torch, so a plan can use them too.
 """
 
 import argparse
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """The numbers that a setting may be: both ends included, infinity never."""
+    """The numbers that are allowed for a setting. Both ends are included, infinity is not."""
 
     least: float
     most: float = math.inf
     is_whole: bool = False
-    is_open: bool = False  # `least` itself is out
+    is_open: bool = False  # `least` itself is not allowed
     or_none: bool = False
     or_zero: bool = False
-    hint: str = ""  # what else to say of a value that is out
+    hint: str = ""  # a sentence that is added to the error
 
     def __contains__(self, value: Any) -> bool:
         if value is None:
@@ -45,7 +45,7 @@ class Range(NamedTuple):
         return f"a whole number of {ends}" if self.is_whole else ends
 
     def read(self, text: str) -> int:
-        """Type of an option of `argparse` that takes a whole number."""
+        """Return the whole number that a command line gives as text. Used as a `type` of `argparse`."""
         if not re.fullmatch("-?[0-9]+", text) or int(text) not in self:
             raise argparse.ArgumentTypeError(f"must be {self}, got {text!r}")
         return int(text)
@@ -61,9 +61,9 @@ SHARE = Range(0, 1, is_open=True)
 RANGES = {
     # Batches
     "num_generations": Range(
-        2, is_whole=True, hint="A group of one completion has no spread of rewards to learn from."
+        2, is_whole=True, hint="The rewards of a group can only differ if it has at least two completions."
     ),
-    "num_generations_eval": Range(1, is_whole=True, or_none=True, or_zero=True),  # as TRL reads it, the same
+    "num_generations_eval": Range(1, is_whole=True, or_none=True, or_zero=True),  # TRL reads 0 as `None`
     "prompts_per_rollout": COUNT_OR_NONE,
     "prompts_per_step": COUNT_OR_NONE,
     "per_device_train_batch_size": COUNT,
@@ -73,7 +73,7 @@ RANGES = {
     "generation_batch_size": COUNT_OR_NONE,
     "max_tokens_per_microbatch": COUNT_OR_NONE,
     "seed": Range(0, 2**32 - 1, is_whole=True),
-    "max_steps": Range(-1, is_whole=True, hint="Set -1 for `num_train_epochs`."),
+    "max_steps": Range(-1, is_whole=True, hint="-1 means that `num_train_epochs` counts."),
     # Sampling
     "max_completion_length": COUNT_OR_NONE,
     "temperature": POSITIVE,
@@ -86,10 +86,10 @@ RANGES = {
     "vllm_request_timeout": POSITIVE_OR_NONE,
     "eval_temperature": Range(0, is_open=True, or_none=True, hint="For greedy decoding set `eval_top_k=1`."),
     "eval_top_p": Range(0, 1, is_open=True, or_none=True),
-    "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
+    "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 means all tokens."),
     # Dynamic sampling
     "dynamic_sampling_max_gen_batches": Range(1, or_zero=True, hint="0 means no limit."),
-    "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
+    "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 means never."),
     "dynamic_sampling_max_round_size": COUNT_OR_NONE,
     "dynamic_sampling_min_accuracy": ANY,
     "dynamic_sampling_max_accuracy": ANY,
@@ -97,7 +97,7 @@ RANGES = {
     "batch_multiplier": POSITIVE_OR_NONE,
     "min_replace_ratio": SHARE,
     "max_tokens_generated": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
-    "log_groups": Range(0, is_whole=True, hint="0 keeps no text."),
+    "log_groups": Range(0, is_whole=True, hint="0 means that no text is stored."),
     # Loss
     "num_iterations": COUNT,
     "epsilon": Range(0),
@@ -108,7 +108,7 @@ RANGES = {
     "vllm_importance_sampling_clip_max": POSITIVE_OR_NONE,
     # The overlong penalty
     "overlong_buffer_length": COUNT_OR_NONE,
-    "overlong_penalty_factor": Range(0, hint="A negative one would reward overlong completions."),
+    "overlong_penalty_factor": Range(0, hint="A negative factor would reward overlong completions."),
 }
 
 CHOICES: dict[str, tuple] = {
@@ -124,12 +124,12 @@ CHOICES: dict[str, tuple] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 
-# What a command line and YAML may write for a truth value.
+# How a truth value may be written on a command line and in YAML.
 TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 
 
 def read_choice(name: str, value: Any) -> Any:
-    """Return the choice that a value means: on a command line `True` and `False` are text."""
+    """Return a choice, with `True` and `False` as truth values also if a command line gives them as text."""
     choices = CHOICES.get(name, ())
     is_truth = any(choice is True for choice in choices)
     if is_truth and isinstance(value, str) and value not in choices:
@@ -138,7 +138,7 @@ def read_choice(name: str, value: Any) -> Any:
 
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
-    """Refuses what a setting may not be, with the value and what may be."""
+    """Raise a `ValueError` that names the value and the allowed range if a setting is out of range."""
     if value not in allowed:
         hint = f" {allowed.hint}" if allowed.hint else ""
         raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{hint}")
@@ -151,24 +151,25 @@ def check_choice(name: str, value: Any, choices: Iterable) -> None:
 
 
 def check_values(settings: Any) -> None:
-    """Refuses what no setting may be; of `settings` every name in `RANGES` and `CHOICES` is an attribute."""
+    """Raise a `ValueError` if a setting is not allowed. `settings` has every name in `RANGES` and `CHOICES`."""
     for name, allowed in RANGES.items():
         check_value(name, getattr(settings, name), allowed)
     for name, choices in CHOICES.items():
         check_choice(name, getattr(settings, name), choices)
     longest = settings.max_completion_length
     if settings.use_vllm and settings.vllm_mode == "colocate" and longest is not None:
-        hint = f"It holds a prompt and a completion of `max_completion_length` ({longest})."
+        hint = f"A prompt and a completion of `max_completion_length` ({longest}) have to fit into it."
         window = Range(longest + 1, is_whole=True, or_none=True, hint=hint)
         check_value("vllm_max_model_length", settings.vllm_max_model_length, window)
 
 
 def why_unscalable(source_min: float, source_max: float, target_min: float, target_max: float) -> str | None:
-    """Return which of two ranges is empty or infinite, in words, or `None`."""
+    """Return why a range of `reward_scaling` cannot be used, or `None` if both can."""
     for name, low, high in (("source", source_min, source_max), ("target", target_min, target_max)):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             return (
-                f"The {name} range of `reward_scaling` must begin below its end and both be finite, got {low} to "
-                f"{high}: its four numbers are source minimum, source maximum, target minimum, target maximum."
+                f"The {name} minimum of `reward_scaling` must be less than the {name} maximum, and both must be "
+                f"finite, got {low} and {high}. The four numbers are source minimum, source maximum, target minimum "
+                "and target maximum."
             )
     return None

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes and accelerate configurations by name, wherever the package is. Needs the standard library alone."""
+"""Recipes and accelerate configurations by name, from a wheel or the repository. Needs only the standard library."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,11 +9,11 @@ from pathlib import Path
 _IN_A_WHEEL, _IN_THE_REPOSITORY = Path(__file__).parents[1] / "recipes", Path(__file__).parents[2] / "recipes"
 RECIPES = _IN_A_WHEEL if _IN_A_WHEEL.is_dir() else _IN_THE_REPOSITORY
 ACCELERATE_CONFIGS = RECIPES / "accelerate"
-_NUM_FIRST_LINES = 2  # of a recipe's header: its hardware, and what it trains
+_NUM_FIRST_LINES = 2  # the first lines of a recipe, which name its hardware and what it trains
 
 
 def find_recipe(given: str, option: str = "--config", folder: Path = RECIPES) -> Path:
-    """The file of a recipe: a path, or the name of one of this package."""
+    """Return the file of a recipe, which is given as a path or as the name of a recipe of this package."""
     path = Path(given)
     if path.is_file():
         return path
@@ -21,12 +21,14 @@ def find_recipe(given: str, option: str = "--config", folder: Path = RECIPES) ->
     is_name = path.name == given
     if is_name and named.is_file():
         return named
-    others = f", and is none of {', '.join(names_in(folder))}" if is_name else ""
-    there = [each.name for each in Path().glob("*.yaml")]
-    nearest = get_close_matches(given, there, n=1) or get_close_matches(named.stem, names_in(folder), n=1)
-    if is_name and nearest:
-        others += f". Nearest: {nearest[0]}"
-    raise FileNotFoundError(f"`{option} {given}` names no file{others}.")
+    message = f"`{option} {given}` is not a file"
+    if is_name:
+        message += f", and not one of {', '.join(names_in(folder))}"
+        yaml_files = [each.name for each in Path().glob("*.yaml")]
+        nearest = get_close_matches(given, yaml_files, n=1) or get_close_matches(named.stem, names_in(folder), n=1)
+        if nearest:
+            message += f". Nearest: {nearest[0]}"
+    raise FileNotFoundError(f"{message}.")
 
 
 def find_accelerate_config(given: str) -> Path:
@@ -38,15 +40,15 @@ def names_in(folder: Path) -> list[str]:
 
 
 def list_recipes() -> str:
-    """Every recipe by name, with its hardware and what it trains, and how to launch one."""
+    """Return a list of all recipes, with their hardware and what they train, and how to launch one."""
     lines = []
     for name in names_in(RECIPES):
         first_lines = find_recipe(name).read_text().splitlines()[:_NUM_FIRST_LINES]
         lines += [name, *(f"  {line.removeprefix('# ')}" for line in first_lines), ""]
     lines += [
-        "Read one:    trl-dapo recipes --show NAME",
+        "Show one:    trl-dapo recipes --show NAME",
         "Launch one:  trl-dapo train --config NAME [--accelerate_config CONFIG] [--field value ...]",
         f"CONFIG:      {', '.join(names_in(ACCELERATE_CONFIGS))}",
-        f"Their files: {RECIPES}",
+        f"Files in:    {RECIPES}",
     ]
     return "\n".join(lines)

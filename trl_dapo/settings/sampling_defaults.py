@@ -1,7 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The defaults of dynamic sampling, as far as a run supports them, and the line that describes them. Pure functions.
+The defaults of dynamic sampling, as far as a run supports them, and the line that describes them.
+
+The functions need no torch, so a plan can use them too.
 """
 
 import copy
@@ -17,11 +19,11 @@ class Saving(NamedTuple):
 
     default: Any  # if it is not set and the run supports it
     paper: Any
-    description: str  # of what is done if it is on
+    description: str  # what is done if it is on
 
 
 SAVINGS: dict[str, Saving] = {
-    "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups train in the next rollout"),
+    "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups are trained on in the next rollout"),
     "dynamic_sampling_memory": Saving("auto", False, "prompts that are likely to be dropped are skipped for a while"),
     "dynamic_sampling_screen": Saving("auto", "off", "a few completions of a prompt are sampled first"),
 }
@@ -34,8 +36,9 @@ NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight",
 
 def normalize(name: str, value: Any) -> Any:
     """
-    Return a value of these settings in one form: YAML reads `on` and `off` as true and false, and a command line
-    passes text.
+    Return the value of one of these settings in a single form.
+
+    YAML reads `on` and `off` as true and false, and a command line passes every value as text.
     """
     if name in SAVINGS:
         value = YAML_WORDS.get(str(value).lower(), value)
@@ -64,10 +67,10 @@ class SamplingChoice:
         settings:
             The settings of a run, or of a plan.
         no_screen (`str`, *optional*):
-            Why the screen is off unless it is set.
+            Why the screen should be off unless the user sets it.
         undecided_rewards (`Sequence[str]`, *optional*):
-            Names of the reward functions that decide together which groups train, if there are several and none was
-            named in `dynamic_sampling_rewards`.
+            Names of the reward functions that decide together which groups are accepted, if there are several and
+            none was named in `dynamic_sampling_rewards`.
         **facts:
             Facts that the rules need besides the settings.
     """
@@ -79,7 +82,7 @@ class SamplingChoice:
         self._undecided_rewards = () if self._has_group_filter else undecided_rewards
         self.reasons: dict[str, str] = {}  # why a setting that was not set is off
         self.idle: list[str] = []  # settings that were set but have no effect, because dynamic sampling is off
-        self.known = ""  # a sentence about pass rates that are known from an earlier run
+        self.known = ""  # a sentence about the pass rates that an earlier run has left
         self.may_leave_out_screen = settings.dynamic_sampling_screen is None
         for name in [name for name in SAVINGS if getattr(settings, name) is None]:
             setattr(settings, name, PAPER[name])
@@ -101,6 +104,7 @@ class SamplingChoice:
         return copied
 
     def leave_out_screen(self, why: str) -> None:
+        """Turn the screen off, and remember the reason for the line at the start of the run."""
         self._settings.dynamic_sampling_screen = "off"
         self.reasons["dynamic_sampling_screen"] = why
 
@@ -134,7 +138,7 @@ class SamplingChoice:
         parts.append(self.known)
         reasons = list(self.reasons.values())
         if self._undecided_rewards:
-            # The sentence that is added says what to do instead.
+            # The sentence that is added next says what to do, once for all of these settings.
             reasons = [why for why in reasons if NEEDS_CORRECTNESS not in why]
             parts.append(self._describe_undecided())
         parts += [f"Off: {why}." for why in reasons]
@@ -155,8 +159,8 @@ class SamplingChoice:
             if limit == 1:
                 most = "one batch of completions, as GRPOTrainer does,"
             return (
-                f"A rollout samples at most {most} and trains on the accepted groups. Its batch stays short if more "
-                "are dropped than that replaces."
+                f"A rollout samples at most {most} and trains on the accepted groups. Its batch stays short if too "
+                "many groups are dropped."
             )
         return f"Batches are filled: {dropped} are replaced, {up_to}."
 
@@ -165,7 +169,7 @@ class SamplingChoice:
         number = NUMBERS[len(names)] if len(names) < len(NUMBERS) else f"{len(names)}"
         listed = ", ".join(f"`{name}`" for name in names)
         return (
-            f"{number} reward functions decide together which groups train: {listed}. "
+            f"{number} reward functions decide together which groups are accepted: {listed}. "
             f'To sample less, name the one that judges correctness, such as `dynamic_sampling_rewards=["{names[0]}"]`.'
         )
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets in settings, which must not be in any file or line that a run writes."""
+"""Removal of secrets from settings: no file and no line that a run writes may contain one."""
 
 import re
 from collections.abc import Mapping
@@ -8,18 +8,19 @@ from typing import Any
 
 
 LEFT_OUT = "[left out]"
-# Names of secrets, and of tokens that are none.
+# Names of settings that hold a secret, and of tokens that are not secret.
 _SECRET = re.compile(
     r"token$|secret|passw(or)?d|passphrase|pwd$|(api|private|access)[-_ ]?key|credential|auth(orization)?$|cookie"
     r"|bearer",
     re.IGNORECASE,
 )
-_OF_TEXT = re.compile(r"(eos|bos|pad|unk|sep|cls|mask|stop|image|think)\w*token$", re.IGNORECASE)
-# The scheme may have been left out, a path has one stroke less, and a password may hold an `@`.
+_TEXT_TOKEN = re.compile(r"(eos|bos|pad|unk|sep|cls|mask|stop|image|think)\w*token$", re.IGNORECASE)
+# A user and password in a URL. The scheme may be missing, a path may have one slash less, and a password may contain
+# an `@`.
 _USER = re.compile(r"(?:(?<=://)|(?<=:/))[^/\s\"']+@|(?<!\S)[^/@\s:]+:[^/@\s]+@")
 _PARAMETER = re.compile(r"(?<=[?&])([\w-]+)=[^&#\s\"']+")
-# As the hub, GitHub, AWS, OpenAI, GitLab, Nvidia, Slack and Google make them, and any other long one of mixed
-# characters: words with strokes between them are a name.
+# Tokens of the Hub, GitHub, AWS, OpenAI, GitLab, Nvidia, Slack and Google, and any other long text of mixed
+# characters. Words that are joined by dashes are a name, not a token.
 _TOKEN = re.compile(
     r"(?<![A-Za-z\d])(?:(?:hf|gh[oprsu])_[A-Za-z\d]{8,}(?!\w)|AKIA[A-Z\d]{12,}"
     r"|(?:sk-|github_pat_|glpat-|nvapi-|xox\w-|AIza|eyJ)[\w.-]{8,})"
@@ -28,7 +29,7 @@ _TOKEN = re.compile(
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """A setting without passwords and tokens, at any depth; users of addresses go, and what looks like a token."""
+    """Return a setting without passwords, tokens, users in URLs and texts that look like a token, at any depth."""
     is_secret = _is_secret(name)
     if isinstance(value, Mapping):
         return {key: without_secrets(entry, name if is_secret else str(key)) for key, entry in value.items()}
@@ -43,4 +44,4 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def _is_secret(name: str) -> bool:
-    return _SECRET.search(name) is not None and _OF_TEXT.search(name) is None
+    return _SECRET.search(name) is not None and _TEXT_TOKEN.search(name) is None

@@ -1,29 +1,28 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings before training begins, and warnings of other packages that are hidden because nobody can act on them."""
+"""Warnings before training begins, and warnings of other packages that are hidden because users cannot act on them."""
 
 import warnings
 from typing import Any
 
-from .rules import off_the_policy
+from .rules import off_policy_settings
 
 
-# Warnings of transformers, because TRL and its own older code use names that it has changed.
+# Warnings of transformers about renamed arguments, which TRL and older code of transformers still use.
 _RENAMED = "`(is_)?gradient_checkpointing(_kwargs|_enable|_disable)?` is deprecated"
 
-LOW_WEIGHT = 0.9  # of the mean weight of the tokens that an engine sampled
+LOW_WEIGHT = 0.9  # threshold of the mean importance sampling ratio of sampled tokens
 LOW_WEIGHT_MESSAGE = (
     f"`sampling/importance_sampling_ratio/mean` is below {LOW_WEIGHT}: vLLM does not sample from the policy, and the "
-    "gradient shrinks. Set `top_p=1.0`, `top_k=0`, no penalty and a `token_*` mode. If so set, vLLM has other weights."
+    "gradient shrinks. Set `top_p=1.0`, `top_k=0`, no repetition penalty, and a `token_*` mode of "
+    "`vllm_importance_sampling_mode`. If these are set already, vLLM's weights differ from the model's."
 )
-
-
 MANY_CUT_OFF, HALF_CUT_OFF = 0.2, 0.5  # shares of the completions
 
 
 def describe_cut_off(settings: Any, ratio: float) -> str | None:
     """
-    Return what to do about completions that `max_completion_length` cuts off, if they are many.
+    Return what to do about completions that `max_completion_length` cuts off, or `None` if there are few of them.
 
     Args:
         settings:
@@ -38,58 +37,71 @@ def describe_cut_off(settings: Any, ratio: float) -> str | None:
     parts = []
     if ratio >= HALF_CUT_OFF:
         parts.append(
-            f"`max_completion_length={longest}` is too short: {ratio:.1%} of the completions are cut off by it."
+            f"`max_completion_length={longest}` is too short: it cuts off {ratio:.1%} of the completions, most of "
+            "them before their final answer. Raise it."
         )
-        parts.append("Most of them never reach their answer. Raise it.")
     else:
         parts.append(
-            f"{ratio:.1%} of the completions are cut off by `max_completion_length={longest}`. Raise it if you can."
+            f"`max_completion_length={longest}` cuts off {ratio:.1%} of the completions. Raise it if you can."
         )
     if not is_handled:
         buffer = max(1, (longest or 0) // 5)
         parts.append(
-            f"The paper punishes long completions softly (`overlong_buffer_length={buffer}`) or leaves those that are "
-            "cut off out of the loss (`overlong_filtering=True`); neither is set."
+            "The paper either punishes long completions gradually, or leaves completions that are cut off out of the "
+            f"loss. Set `overlong_buffer_length={buffer}` or `overlong_filtering=True` to do so."
         )
     return " ".join(parts)
 
 
-def leave_out_renaming_warnings() -> None:
-    """From now on, leaves out warnings of renamed names in TRL's code, which nobody who reads them can change."""
-    # Not for a block: at its end Python would forget which it has shown, and drop the filters that others have set.
+def hide_renaming_warnings() -> None:
+    """Hide warnings about renamed arguments in TRL's code, which a user cannot change, until the process ends."""
+    # `warnings.catch_warnings` cannot be used here: at its end Python forgets which warnings it has shown, and removes
+    # filters that others have added meanwhile.
     warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
 
 
 def warnings_at_start(settings: Any, context: int | None, steps_in_bfloat16: bool) -> list[str]:
-    """A line for each setting that is allowed and seldom meant; `context` is the model's, in tokens."""
+    """
+    Return a warning for each setting that is allowed but probably not intended.
+
+    Args:
+        settings:
+            The run's settings.
+        context (`int`, *optional*):
+            Number of tokens in the model's context.
+        steps_in_bfloat16 (`bool`):
+            Whether the optimizer changes weights that are stored in bfloat16.
+    """
     messages = []
     if steps_in_bfloat16 and settings.learning_rate < 1e-5:
-        # AdamW moves a weight by about the learning rate; next to 0.02 bfloat16 has steps of 1.2e-4.
+        # AdamW changes a weight by about the learning rate. Near 0.02, adjacent bfloat16 numbers are 1.2e-4 apart.
         messages.append(
-            f"The weights are held in bfloat16 and `learning_rate` is {settings.learning_rate:g}: most of what a step "
-            "changes is lost to rounding. Load them in float32 (`model_init_kwargs={'dtype': 'float32'}`; `bf16=True` "
-            "computes in bfloat16 all the same), or train an adapter (`peft_config`)."
+            f"The weights are stored in bfloat16 and `learning_rate` is {settings.learning_rate:g}: most of each "
+            "update is lost to rounding. Load the weights in float32 (`model_init_kwargs={'dtype': 'float32'}`; with "
+            "`bf16=True` the computation still runs in bfloat16), or train an adapter (`peft_config`)."
         )
     if settings.epsilon_high is not None and settings.epsilon_high < settings.epsilon:
         messages.append(
-            f"`epsilon_high` ({settings.epsilon_high:g}) is below `epsilon` ({settings.epsilon:g}): probabilities may "
-            "fall further than they may rise, the reverse of Clip-Higher. Raise `epsilon_high` (the paper: 0.28)."
+            f"`epsilon_high` ({settings.epsilon_high:g}) is below `epsilon` ({settings.epsilon:g}): probabilities can "
+            "fall further than they can rise, which is the opposite of Clip-Higher. Raise `epsilon_high`. The paper "
+            "uses 0.28."
         )
     if settings.groups_per_rollout <= 1:
         messages.append(
-            "A rollout holds one prompt, and so does each optimizer step: gradients are noisy, and dynamic sampling "
-            "samples one prompt a round. Set `prompts_per_rollout`, or raise `gradient_accumulation_steps`."
+            "A rollout has only one prompt, and so has each optimizer step: gradients are noisy, and dynamic sampling "
+            "samples one prompt per round. Set `prompts_per_rollout`, or raise `gradient_accumulation_steps`."
         )
-    if settings.use_vllm and (moved := off_the_policy(settings)):
+    if settings.use_vllm and (moved := off_policy_settings(settings)):
         messages.append(
-            f"With {', '.join(moved)} vLLM samples from another distribution than the policy's, which trains whole: "
-            "the weights that correct for it shrink the gradient (`sampling/importance_sampling_ratio/mean`). Set "
-            f"{', '.join(moved.values())}."
+            f"With {', '.join(moved)} vLLM does not sample from the policy that is trained, but from a changed "
+            "distribution. The importance sampling weights that correct for this shrink the gradient (see the metric "
+            f"`sampling/importance_sampling_ratio/mean`). Set {', '.join(moved.values())}."
         )
     longest = settings.max_completion_length
     if context is not None and longest is not None and longest >= context:
         messages.append(
             f"`max_completion_length` ({longest}) leaves no room for a prompt in the model's context of {context} "
-            "tokens, beyond which it writes noise. Lower it, or set rope scaling in the model's config."
+            "tokens, and beyond its context a model writes noise. Lower `max_completion_length`, or set rope scaling "
+            "in the model's config."
         )
     return messages

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer steps that have no token to learn from."""
+"""Optimizer steps that have no token in the loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,16 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 
 class SkipEmptyStep(TrainerCallback):
-    """Keeps momentum and weight decay from moving the weights on an optimizer step without a loss token."""
+    """
+    Keeps the weights unchanged in optimizer steps without a loss token.
 
-    # `deepspeed_optimizer` returns the optimizer inside DeepSpeed's, which steps in its backward pass, or `None`.
+    Args:
+        is_empty (`Callable`):
+            Returns whether the present step has no loss token.
+        deepspeed_optimizer (`Callable`):
+            Returns the optimizer that DeepSpeed wraps, or `None` without DeepSpeed.
+    """
+
     def __init__(self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], Any]) -> None:
         self._is_empty, self._deepspeed_optimizer = is_empty, deepspeed_optimizer
         self._hooks: list[RemovableHandle] = []
@@ -29,13 +36,15 @@ class SkipEmptyStep(TrainerCallback):
         self._hooks = [optimizer.register_step_pre_hook(self.hide), optimizer.register_step_post_hook(self.show)]
 
     def hide(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-        # A zero gradient would still decay and coast. The optimizer ignores weights without a gradient.
+        """Hide all parameters from the optimizer, so that it does not change them, if the step is empty."""
+        # A gradient of zero would not be enough, since weight decay and momentum would still change the weights.
         if self._is_empty():
             self._hidden = [group["params"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 group["params"] = []
 
     def show(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Give the hidden parameters back to the optimizer."""
         for group, params in zip(optimizer.param_groups, self._hidden, strict=False):
             group["params"] = params
         self._hidden = []

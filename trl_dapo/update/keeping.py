@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Restoring what a block changes: random states, attributes, weights, modules and optimizers."""
+"""Context managers that restore a state after a block: random states, attributes, weights, optimizers."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def keeping_random_state() -> Iterator[None]:
-    """Restore the random states of Python, NumPy and torch, including those of all GPUs, at the end of a block."""
+    """Restore the random states of Python, NumPy and torch, including all GPUs, at the end of a block."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
@@ -30,7 +30,7 @@ def keeping_random_state() -> Iterator[None]:
 
 @contextmanager
 def keeping_attributes(*owners: Any) -> Iterator[None]:
-    """Restore the attributes of objects at the end of a block. Values of attributes are not copied."""
+    """Restore the attributes of objects at the end of a block. The values of the attributes are not copied."""
     before = [dict(vars(owner)) for owner in owners]
     try:
         yield
@@ -41,7 +41,7 @@ def keeping_attributes(*owners: Any) -> Iterator[None]:
 
 
 class SavedWeights:
-    """Copies in the machine's memory of what training changes in a model: trained weights and buffers."""
+    """Copies in CPU memory of the tensors of a model that training changes: its trained weights and its buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         changing: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
@@ -50,10 +50,12 @@ class SavedWeights:
 
     @property
     def num_bytes(self) -> int:
+        """Size of the copies in bytes."""
         return sum(copied.numel() * copied.element_size() for _, copied in self._copies)
 
     @torch.no_grad()
     def restore(self) -> None:
+        """Write the copies back into the model."""
         for tensor, copied in self._copies:
             tensor.copy_(copied)
 
@@ -61,8 +63,8 @@ class SavedWeights:
 @contextmanager
 def keeping_modules(model: nn.Module) -> Iterator[None]:
     """
-    Restore each module of a model at the end of a block: its attributes, which include whether it is in training mode,
-    its buffers and its hooks. Gradients are deleted.
+    Restore the attributes and buffers of all modules of a model at the end of a block. The attributes include training
+    or evaluation mode. Gradients are deleted.
     """
     modules = [*model.modules()]
     buffers = [(dict(module._buffers), set(module._non_persistent_buffers_set)) for module in modules]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of a micro-batch, from what the model says of its tokens."""
+"""The loss of a micro-batch, from the model's log-probabilities and entropies of its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from .step_metrics import StepMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """DAPO's objective with the settings of a trainer; what each means is said where the trainer reads it."""
+    """DAPO's objective with the settings of a trainer. `UpdatePhaseMixin._objective` sets them."""
 
     epsilon_low: float
     epsilon_high: float
     delta: float | None
     level: str  # "token" or "sequence"
     beta: float
-    corrects_kl: bool  # KL term weighted by the probability ratio
-    engine_weight: Callable[..., Tensor] | None  # `loss.engine_weight`, where vLLM's probabilities are corrected
-    entropy_coef: float | None  # `None`: no entropy bonus
+    corrects_kl: bool  # whether the KL term is weighted by the probability ratio
+    engine_weight: Callable[..., Tensor] | None  # `loss.engine_weight`, if vLLM's probabilities are corrected for
+    entropy_coef: float | None  # `None` for no entropy bonus
     router_coef: float
     num_ranks: int
-    select_tokens: Callable[[Tensor, Tensor], Tensor] | None  # entropies, mask -> those that train
-    off_policy_mask: Callable[..., Tensor] | None  # of TRL
+    select_tokens: Callable[[Tensor, Tensor], Tensor] | None  # (entropies, mask) -> tokens to train on
+    off_policy_mask: Callable[..., Tensor] | None  # TRL's `get_off_policy_mask`
 
     def loss(
         self,
@@ -40,7 +40,7 @@ class Objective:
         aux_loss: Tensor | None,
         step_metrics: StepMetrics,
     ) -> Tensor:
-        """Return the micro-batch's share of the optimizer step's loss; add what the metrics need to `step_metrics`."""
+        """Return the micro-batch's share of the loss of the optimizer step. Add its metrics to `step_metrics`."""
         trained = mask if self.select_tokens is None else mask * self.select_tokens(entropies, mask)
         advantages = inputs["advantages"]
         if advantages.dim() == 1:
@@ -60,7 +60,7 @@ class Objective:
         if self.engine_weight is not None:
             weight = inputs.get("importance_sampling_ratio")
             log_ratio = old_logps - inputs["sampling_per_token_logps"]
-            if weight is None:  # no pass before this one has told it
+            if weight is None:  # no earlier pass has computed it
                 weight = self.engine_weight(log_ratio, mask)
                 step_metrics.add_engine(mask, log_ratio, weight)
             step_metrics.add_ratio(mask, log_ratio, weight)
@@ -73,19 +73,19 @@ class Objective:
             step_metrics.add(kl=(kl * mask).sum().detach())
 
         num_tokens = inputs["num_items_in_batch"]
-        mean_num_microbatches = inputs.get("num_microbatches", 1)  # of a rank in this optimizer step, in the mean
+        mean_num_microbatches = inputs.get("num_microbatches", 1)  # per process in this optimizer step
         loss = token_mean(per_token_loss, mask, num_tokens, self.num_ranks)
         step_metrics.add(policy_loss=loss.detach())
         if self.entropy_coef is not None:
             if self.select_tokens is None:
                 bonus = token_mean(entropies, mask, num_tokens, self.num_ranks)
             else:
-                # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
+                # The number of selected tokens is only known per micro-batch. So this is a mean of means, as in TRL.
                 bonus = token_mean(entropies, trained, trained.sum()) / mean_num_microbatches
             loss = loss - self.entropy_coef * bonus
             step_metrics.add(active_entropy=(entropies * trained).sum().detach(), active_tokens=trained.sum())
         if aux_loss is not None:
-            # A step without a loss token must not move the router either.
+            # A step without a loss token must not change the router either.
             weight = self.router_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / mean_num_microbatches
             step_metrics.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
@@ -95,7 +95,7 @@ class Objective:
 
 
 def adapted_entropy_coef(coef: float, entropy: float, args: DAPOConfig) -> float:
-    """The entropy coefficient, moved by one notch towards the target by TRL's rule."""
+    """Return the entropy coefficient after one step of TRL's rule towards the target entropy."""
     if entropy <= args.entropy_target:
         return min(coef + args.entropy_coef_delta, args.entropy_coef_max)
     return max(coef - args.entropy_coef_delta, args.entropy_coef_min)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of an object, and the mode of a model, changed for the time of a block."""
+"""Context managers that change attributes of an object, or the mode of a model, within a block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def patched(owner: Any, **values: Any) -> Iterator[None]:
-    """Give the attributes of an object, or the names of a module, other values for the time of the block."""
+    """Set attributes of an object or a module to other values within a block."""
     usual = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -24,7 +24,7 @@ def patched(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def training_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put a model into training mode, or into evaluation mode, for the time of the block."""
+    """Put a model into training or evaluation mode within a block."""
     was_training = model.training
     model.train(training)
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update phase: what transformers and TRL call between a rollout and the optimizer steps it pays for."""
+"""The update phase: how a rollout is turned into micro-batches, losses and optimizer steps."""
 
 import inspect
 import math
@@ -30,7 +30,7 @@ from .compat import check_release, sharded_at_load
 from .empty_steps import SkipEmptyStep
 from .loss import engine_weight
 from .objective import Objective, adapted_entropy_coef
-from .padding import why_padding_is_felt
+from .padding import why_padding_matters
 from .passes import accumulating, ranks_are_in_step, run_trimmed
 from .patching import patched
 from .rollout_tensors import MODEL_INPUTS, groups_with_loss, unknown_keys
@@ -43,32 +43,36 @@ logger = logging.get_logger(__name__)
 
 
 class UpdatePhaseMixin(TypedGRPOTrainer):
-    """TRL's trainer with DAPO's update phase: an exact token mean, the dual clip, and equal micro-batches."""
+    """
+    TRL's trainer with DAPO's update phase: an exact mean over the tokens of an optimizer step, the dual clip, and
+    micro-batches of equal cost.
+    """
 
-    # Each optimizer step takes the rows that `GRPOTrainer` would take, from the same draw, and cuts them again. The
-    # training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
+    # Each optimizer step trains on the rows that `GRPOTrainer` would train on, after the same random assignment, but
+    # divides them into micro-batches anew. To the training loop, DDP, FSDP and DeepSpeed these look like any others.
+    # See docs/design.md for the rules by which rows are divided.
 
-    _feels_padding: str | None = None
+    _why_padding_matters: str | None = None  # why the model depends on its padding, if it does
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._window_batches: list = []  # what the dataloader gave for the coming optimizer step
-        self._window_microbatches: deque[dict] = deque()  # what is left of the optimizer step under way
-        self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all ranks
-        self._num_rollouts_left = 0  # behind the one under way
-        self._step_metrics = StepMetrics()  # of the optimizer step under way
+        self._window_batches: list = []  # batches from the dataloader for the next optimizer step
+        self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
+        self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
+        self._num_rollouts_left = 0  # after the present one
+        self._step_metrics = StepMetrics()  # of the present optimizer step
         self._budget = self.args.max_tokens_per_microbatch
         check_release(self)
-        self._attention_cost = 0.0  # of a pair of tokens, in tokens; only a budget asks
+        self._attention_cost = 0.0  # cost of a pair of tokens in attention, in tokens; only needed for a budget
         if self._budget is not None:
             check_rules(self.args, **self._model_facts)
             self._attention_cost = attention_cost_of(self.model.config.get_text_config(decoder=True))
         if self.loss_type == "dapo":
             run = partial(GRPOTrainer._get_per_token_logps_and_entropies, self, self.model)
-            self._feels_padding = why_padding_is_felt(
+            self._why_padding_matters = why_padding_matters(
                 self.model, run, self._tokenizer.pad_token_id, self._is_vlm, self.accelerator
             )
-            check_rules(self.args, feels_padding=self._feels_padding)
+            check_rules(self.args, feels_padding=self._why_padding_matters)
         self.add_callback(
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
@@ -79,16 +83,16 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     @property
     def _model_facts(self) -> dict[str, Any]:
-        """Facts about the model that the rules need besides the settings."""
+        """Facts about the model that the rules of the settings depend on."""
         return {
             "has_images": self._is_vlm,
             "num_ranks_sharing_a_row": self.num_ranks_sharing_a_row,
             "is_quantized": is_quantized(self.model),
             "trains_float32": trains_float32(self.model),
-            "feels_padding": self._feels_padding,
+            "feels_padding": self._why_padding_matters,
         }
 
-    # ---- The window ----
+    # ---- The window: the rows of one optimizer step ----
 
     def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:
         self._window_batches, num_items_in_batch = super().get_batch_samples(*args)
@@ -101,16 +105,17 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return self._window_microbatches.popleft()
 
     def _open_window(self, batches: list) -> None:
-        """Generates what the optimizer step needs and cuts its rows into micro-batches."""
+        """Sample the rollouts that the optimizer step needs, and divide its rows into micro-batches."""
         self._step_metrics = StepMetrics()
-        parts = []  # what TRL would train on at each micro-step
+        parts = []  # the micro-batches that TRL would train on
         for step, batch in enumerate(batches, start=self._step):
-            # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
+            # The policy does not change within an optimizer step. So a rollout that starts at one of its later
+            # micro-steps can be sampled now as well.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
-                # Micro-steps to the end of training, or a few more where an epoch's last window is short.
+                # Micro-steps to the end of training. This is a little too high if epochs end with a shorter window.
                 num_left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
                 num_left -= step - self._step
-                self._num_rollouts_left = math.ceil(num_left / self._generate_every) - 1  # without this one
+                self._num_rollouts_left = math.ceil(num_left / self._generate_every) - 1  # not counting this one
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self._steps_per_generation])
         if self.loss_type == "dapo":
@@ -121,7 +126,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     @property
     def _steps_per_generation(self) -> int:
-        assert self.args.steps_per_generation is not None  # TRL works it out where nobody set it
+        assert self.args.steps_per_generation is not None  # TRL computes it if it is not set
         return self.args.steps_per_generation
 
     @property
@@ -129,7 +134,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return self._steps_per_generation * self.num_iterations
 
     def num_groups_left(self) -> int:
-        """Groups of the rollout under way of which nothing has reached the loss yet. Collective."""
+        """Return the number of groups of the present rollout that have not contributed to a loss yet. Collective."""
         phase = self._step % self._generate_every
         if not phase or not self._buffered_inputs or "group" not in self._buffered_inputs[0]:
             return 0
@@ -142,7 +147,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return len(all_left - all_done)
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
-        """Generates, and assigns the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""
+        """Sample a rollout, and assign its rows to micro-steps at random, exactly as TRL would."""
         rollout = self._generate_and_score_completions(batch)
         if self.loss_type == "dapo" and (unknown := unknown_keys(rollout)) and self.accelerator.is_main_process:
             logger.warning_once(_describe_unknown(unknown, self.args))
@@ -153,15 +158,15 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     @property
     def _packer(self) -> MicrobatchPacker:
-        """Return the one packer, with today's settings: a callback may have changed them."""
-        packer = self._one_packer
+        """The packer, with the present settings, which a callback may have changed."""
+        packer = self._cached_packer
         packer.multiple_of = self.pad_to_multiple_of
         packer.trims = self._trims_padding
         packer.recuts = packer.trims and self.top_entropy_quantile >= 1.0
         return packer
 
     @cached_property
-    def _one_packer(self) -> MicrobatchPacker:
+    def _cached_packer(self) -> MicrobatchPacker:
         return MicrobatchPacker(
             accelerator=self.accelerator,
             pad_token_id=self._tokenizer.pad_token_id,
@@ -174,24 +179,29 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     @property
     def num_ranks_sharing_a_row(self) -> int:
-        """Ranks that hold the same row, by tensor, context or sequence parallelism."""
+        """Number of processes that hold the same row, because of tensor, context or sequence parallelism."""
         return self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
 
     @property
     def _trims_padding(self) -> bool:
-        """Whether columns of padding may go, in passes with gradient and without."""
-        return self.loss_type == "dapo" and self._feels_padding is None
+        """Whether columns of padding may be removed, in passes with and without gradient."""
+        return self.loss_type == "dapo" and self._why_padding_matters is None
 
     @property
-    def _passes_once(self) -> bool:
-        """Whether a rollout trains in one step by our loss: the pass with gradient tells what one before it would."""
+    def _trains_in_one_step(self) -> bool:
+        """
+        Whether DAPO's loss trains on each rollout in a single optimizer step.
+
+        Then the pass with gradient computes the old log-probabilities, so that no pass before it is needed.
+        """
         is_ours = self._initialized and self.loss_type == "dapo"
         return is_ours and self.args.gradient_accumulation_steps % self._generate_every == 0
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if not self._passes_once:
+        if not self._trains_in_one_step:
             return super()._generate_and_score_completions(inputs)
-        # TRL would pass over all rows to weigh what vLLM sampled. The objective does that.
+        # With the correction on, TRL would run a forward pass over all rows to compute the importance sampling ratios.
+        # The objective computes them instead.
         with patched(self, vllm_importance_sampling_correction=False):
             return super()._generate_and_score_completions(inputs)
 
@@ -201,13 +211,14 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if self.loss_type != "dapo" or not self._initialized:
             if "weights" not in inputs:
                 return super()._compute_loss(model, inputs)
-            # Without the rows that only fill the rollout. The policy term is in proportion to the advantages, the KL
-            # term to beta; the other terms keep their size.
+            # Rows that only fill the rollout are left out of the loss by a weight on all of it and a factor on its
+            # policy and KL terms. These are proportional to the advantages and to beta.
             weight, factor = inputs["weights"]
             with patched(self, beta=self.beta * factor):
                 return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
-        # TRL's own is not wrapped: it divides by the rollout's tokens, knows no rows of the present policy among older
-        # ones, moves the router on a step without a loss token, and hangs where ranks hold unequal numbers of rows.
+        # TRL's loss is replaced because it divides by the tokens of the rollout, cannot mix rows of the present policy
+        # with rows of earlier ones, updates the router even if a step has no loss token, and hangs if the processes
+        # have different numbers of rows.
         mask = inputs["completion_mask"]
         attention_mask = torch.cat([inputs["prompt_mask"], mask], dim=1)
         if "tool_mask" in inputs:
@@ -222,7 +233,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             **{key: inputs.get(key) for key in MODEL_INPUTS},
             **_unknown_model_inputs(inputs),
         )
-        assert entropies is not None  # asked for
+        assert entropies is not None  # `compute_entropy=True`
         step_metrics = self._step_metrics if self.model.training else StepMetrics()
         loss = self._objective().loss(inputs, mask, logps, entropies, aux_loss, step_metrics)
         if not self.model.training:
@@ -230,7 +241,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return loss
 
     def _objective(self) -> Objective:
-        """The objective with today's settings: a callback may have changed them."""
+        """Return the objective with the present settings, which a callback may have changed."""
         select_tokens = off_policy_mask = weight = None
         if self.top_entropy_quantile < 1.0:
             select_tokens = partial(self.get_high_entropy_mask, threshold=1 - self.top_entropy_quantile)
@@ -241,9 +252,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             weight = partial(engine_weight, mode=self.vllm_importance_sampling_mode, low=low, high=high)
         entropy_coef = None
         if self._entropy_bonus_enabled:
-            # Under adaptive control it rests while the entropy is above its target.
-            rests = self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target
-            entropy_coef = 0.0 if rests else self.entropy_coef
+            # With an adaptive coefficient, there is no bonus while the entropy is above its target.
+            is_paused = self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target
+            entropy_coef = 0.0 if is_paused else self.entropy_coef
         return Objective(
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
@@ -267,13 +278,13 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         started, loss = time.perf_counter(), torch.zeros((), device=self.args.device)
         if not self._window_microbatches:
             self._begin_window(model, inputs)
-        # With a budget of tokens there need not be as many micro-batches as the loop counts micro-steps: all of them
-        # run at the last one.
+        # With a budget of tokens, the number of micro-batches may differ from the number of micro-steps in the
+        # training loop. So all micro-batches run at the last micro-step.
         waits_for_last = self._budget is not None and not self.accelerator.sync_gradients
         if self._budget is not None and not waits_for_last:
             while len(self._window_microbatches) > 1:
                 with accumulating(self.accelerator, model, sharded_at_load(self)[1]):
-                    # Not GRPOTrainer's, which counts each as a step of the loop.
+                    # Not the method of GRPOTrainer, which would count each micro-batch as a micro-step of the loop.
                     loss = loss + Trainer.training_step(self, model, inputs, num_items_in_batch)
         self._current_train_step_time += time.perf_counter() - started
         if waits_for_last:
@@ -287,8 +298,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         return loss
 
     def _begin_window(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
-        """Sample what the next optimizer step needs."""
-        # In the mode that Trainer.training_step would set.
+        """Prepare the micro-batches of the next optimizer step."""
+        # `Trainer.training_step` would set the training mode only after this.
         model.train()
         train = getattr(self.optimizer, "train", None)
         if callable(train):
@@ -297,7 +308,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_batches = []
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
-        """Reduces an optimizer step over ranks and logs it."""
+        """Reduce the metrics of an optimizer step over all processes, and log them."""
         totals, num_ranks = step_metrics.reduce(self.accelerator), self.accelerator.num_processes
         metrics = metrics_of_tokens(totals)
         if mode == "train":
@@ -330,7 +341,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         run = super()._get_per_token_logps_and_entropies
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
-        # Trimmed where the pass with gradient is, which in evaluation it is not.
+        # Passes without gradient are trimmed in the same way as those with gradient. Evaluation trims neither.
         is_whole = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
         if batch_size is None or is_whole or not (self._initialized and self._trims_padding):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
@@ -339,24 +350,24 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
 
 def _unknown_model_inputs(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors of unknown layout that TRL hands to the model, as it would those of a new kind of input."""
+    """Return the tensors of unknown layout that are inputs of the model, such as a new kind that TRL has added."""
     taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
     return {key: rows[key] for key in unknown_keys(rows) if key in taken}
 
 
 def _describe_unknown(keys: list[str], args: DAPOConfig) -> str:
-    """Say what it means for a run that TRL's rollouts have tensors of unknown layout."""
+    """Describe the effect on the run if TRL's rollouts have tensors of unknown layout."""
     named = ", ".join(f"`{key}`" for key in keys)
     message = (
         f"TRL's rollouts have tensors that this version of trl-dapo does not know: {named}. "
-        "Their padding is not known, so no padding is trimmed, and micro-batches are as wide and as many rows as "
-        "`GRPOTrainer` makes them. The gradient is the same, but the update takes longer. DAPO's loss does not use "
-        "these tensors, unless they are inputs of the model. Install a later trl-dapo, or a TRL that "
-        "`docs/limits.md` names."
+        "It is unknown how they are padded, so no padding is removed, and micro-batches have the width and the number "
+        "of rows that `GRPOTrainer` gives them. The gradient is the same, but the update takes longer. DAPO's loss "
+        "does not use these tensors, unless they are inputs of the model. Install a later version of trl-dapo, or a "
+        "version of TRL that `docs/limits.md` lists."
     )
     if args.max_tokens_per_microbatch is not None:
         message += (
-            f" `max_tokens_per_microbatch={args.max_tokens_per_microbatch}` has no effect: bound memory by "
+            f" `max_tokens_per_microbatch={args.max_tokens_per_microbatch}` has no effect. To limit memory, lower "
             f"`per_device_train_batch_size`, which is {args.per_device_train_batch_size}."
         )
     return message

@@ -1,8 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Padding, trimming, joining and sending the rows of a rollout.
+"""Functions on the tensors of a rollout: padding, trimming, joining rows, and sending rows to other processes.
 
-A rollout, or a part of one, is the `dict` of tensors that GRPOTrainer makes of it.
+A rollout, or a part of one, is the `dict` of tensors that `GRPOTrainer` makes of it.
 """
 
 import zlib
@@ -16,13 +16,14 @@ from torch.nn.functional import pad
 from .old_logps import PRESENT_POLICY, of_present_policy
 
 
-# How each tensor of a rollout is laid out, and what its padding holds. B rows, P prompt and C completion columns.
+# The layout of each tensor of a rollout and the value of its padding, for B rows, P prompt and C completion columns.
 #   prompt      (B, P), padded on the left
 #   completion  (B, C), padded on the right; or one value per row: (B,) or (B, 1)
 #   sequence    (B, P + C), padded on both sides
-#   step        a scalar about all rows
-#   image       anything that is not indexed by row; such a rollout is trimmed but not cut again
-# `None` is filled with the pad token.
+#   step        one scalar for all rows
+#   image       anything that is not indexed by row; the rows of such a rollout are trimmed, but stay in the same
+#               micro-batch
+# `None` stands for the pad token.
 ROLLOUT_KEYS = {
     "prompt_ids": ("prompt", None),
     "prompt_mask": ("prompt", 0),
@@ -34,26 +35,27 @@ ROLLOUT_KEYS = {
     "ref_per_token_logps": ("completion", 0.0),
     "sampling_per_token_logps": ("completion", 0.0),
     "importance_sampling_ratio": ("completion", 1.0),
-    "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
-    "staleness": ("completion", 0),  # DAPOTrainer's: rollouts since the policy that sampled the row
-    "group": ("completion", -1),  # DAPOTrainer's: which group of the batch the row is of
+    # Added by DAPOTrainer:
+    "is_filler": ("completion", False),  # whether the row only fills the batch and has no weight in the loss
+    "staleness": ("completion", 0),  # how many rollouts ago the policy was the one that sampled the row
+    "group": ("completion", -1),  # number of the row's group in the batch
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
     "num_items_in_batch": ("step", None),
     **dict.fromkeys(("pixel_values", "pixel_attention_mask", "spatial_shapes", "image_sizes"), ("image", None)),
     **dict.fromkeys(("image_grid_thw", "image_position_ids", "num_images", "num_tiles"), ("image", None)),
 }
-# What a rollout holds for the model besides tokens and masks.
+# The inputs of the model in a rollout, in addition to tokens and masks.
 MODEL_INPUTS = [key for key, (layout, _) in ROLLOUT_KEYS.items() if layout in ("image", "sequence")]
 
 
 def unknown_keys(rollout: dict) -> list[str]:
-    """Return the keys of a rollout whose layout is not known, in alphabetical order, such as those of a later TRL."""
+    """Return the keys of a rollout with unknown layout, such as those that a later TRL adds, in alphabetical order."""
     return sorted(key for key, value in rollout.items() if value is not None and key not in ROLLOUT_KEYS)
 
 
 def mask_rows(rollout: dict, is_masked_B: Sequence[bool]) -> None:
-    """Leaves these rows of a rollout out of the loss, as TRL's `mask_truncated_completions` does."""
+    """Leave these rows of a rollout out of the loss, as TRL's `mask_truncated_completions` does."""
     for key in ("completion_mask", "tool_mask"):
         if (mask := rollout.get(key)) is not None:
             stays_B = ~torch.tensor(is_masked_B, device=mask.device)
@@ -61,15 +63,16 @@ def mask_rows(rollout: dict, is_masked_B: Sequence[bool]) -> None:
 
 
 def mark_filler(rollout: dict, num_live: int) -> None:
-    """Takes the weight, in place, from the rows behind the first `num_live`, and marks them `is_filler`."""
+    """Mark all rows after the first `num_live` as filler, and remove their weight in the loss, in place."""
     rollout["is_filler"] = torch.arange(len(rollout["advantages"]), device=rollout["advantages"].device) >= num_live
-    # A masked token has log-probability 0, and so it had: else exp(0 - old) overflows where a token was very unlikely.
+    # The log-probability of a masked token is 0, so its old one must be 0 too. Otherwise exp(0 - old) would overflow
+    # for a token that was very unlikely.
     for key in {"completion_mask", "advantages", "old_per_token_logps"} & rollout.keys():
         rollout[key][num_live:] = 0
 
 
 def groups_with_loss(parts: Sequence[dict]) -> set[int]:
-    """The groups of which a row of these parts of a rollout has a loss token."""
+    """Return the groups that have a loss token in these parts of a rollout."""
     groups: set[int] = set()
     for part in parts:
         mask = part["completion_mask"]
@@ -80,12 +83,14 @@ def groups_with_loss(parts: Sequence[dict]) -> set[int]:
 
 
 def is_cut_by_row(rollout: dict) -> bool:
-    """Whether every tensor of a rollout, all of known layout, can be indexed by row. Image inputs cannot."""
+    """
+    Return whether all tensors of a rollout can be indexed by row. Image inputs cannot. All layouts must be known.
+    """
     return not any(ROLLOUT_KEYS[key][0] == "image" for key, value in rollout.items() if value is not None)
 
 
 def row_lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
-    """Columns, `(B, 2)`, that each row needs of its left-padded prompt and right-padded completion."""
+    """Return the columns, `(B, 2)`, that each row needs for its left-padded prompt and its right-padded completion."""
 
     def last_one(mask: Tensor) -> Tensor:
         return (mask.bool() * torch.arange(1, mask.size(1) + 1, device=mask.device)).amax(dim=1)
@@ -94,7 +99,7 @@ def row_lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
 
 
 def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> tuple[int, int]:
-    """Prompt and completion columns of a micro-batch: those of its longest rows, at least one of each."""
+    """Return the prompt and completion columns of a micro-batch: those of its longest rows, at least one of each."""
     unit = multiple_of or 1
 
     def columns(side: int) -> int:
@@ -104,16 +109,16 @@ def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -
     return columns(0), columns(1)
 
 
-def clear_of_nan(columns: tuple[int, int], multiple_of: int | None = None) -> tuple[int, int]:
-    """Prompt and completion columns, one unit more where they make 64 over a multiple of 128."""
-    # There cuDNN's attention, torch's default on Hopper, gives left padding NaN gradients in half precision (pytorch
-    # #196678).
+def avoid_nan_width(columns: tuple[int, int], multiple_of: int | None = None) -> tuple[int, int]:
+    """Return the prompt and completion columns, with one unit more if their sum is 64 above a multiple of 128."""
+    # With such a sum, cuDNN's attention, which is torch's default on Hopper GPUs, computes NaN gradients for left
+    # padding in half precision (pytorch #196678).
     prompt, completion = columns
     return (prompt, completion + (multiple_of or 1)) if (prompt + completion) % 128 == 64 else columns
 
 
 def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
-    """The batch with that many prompt and completion columns. Only padding may be trimmed."""
+    """Return the batch with other numbers of prompt and completion columns. Only padding may be removed."""
     left = prompt_width - batch["prompt_ids"].size(1)
     right = completion_width - batch["completion_ids"].size(1)
     margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
@@ -130,7 +135,7 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
 
 
 def without_padding(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
-    """Return rows of a rollout extended to these widths: every token counts in the loss, and there is no padding."""
+    """Return the rows with tokens instead of padding, up to these widths. Every completion token is in the loss."""
     tokens = batch["completion_ids"][batch["completion_mask"].bool()]
     if not len(tokens):
         tokens = batch["completion_ids"].new_tensor([pad_token_id])
@@ -149,25 +154,31 @@ def without_padding(batch: dict, prompt_width: int, completion_width: int, pad_t
 
 
 def _is_per_row(key: str, value: Tensor, batch: dict) -> bool:
-    """Whether a completion key holds one value per row, as advantages and sequence-level ratios do."""
+    """Return whether a completion key has one value per row, like advantages and sequence-level ratios."""
     width = batch["completion_ids"].size(1)
     return ROLLOUT_KEYS[key][0] == "completion" and (value.dim() == 1 or value.size(1) != width)
 
 
 def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
-    """The rows of several batches under one another, padded to the widest, without scalars about all rows."""
+    """
+    Return the rows of several batches joined into one and padded to the same width, without scalars for all rows.
+    """
     parts = [{key: value for key, value in part.items() if value is not None} for part in parts]
     if any("old_per_token_logps" in part for part in parts):
         parts = [{"old_per_token_logps": of_present_policy(part["completion_ids"]), **part} for part in parts]
     different = set.union(*map(set, parts)) - set.intersection(*map(set, parts))
     if different:
-        raise ValueError(f"Rollouts of one optimizer step differ in their keys: {', '.join(sorted(different))}.")
+        raise ValueError(
+            f"The rollouts of one optimizer step do not all have the keys {', '.join(sorted(different))}, so their "
+            "rows cannot be joined. Make sure that every rollout has the same keys."
+        )
     prompt_width = max(part["prompt_ids"].size(1) for part in parts)
     completion_width = max(part["completion_ids"].size(1) for part in parts)
     resized = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
 
     def joined(key: str) -> Tensor:
-        # One column everywhere is one value per row, even where all completions of a part have one token.
+        # If a key has one column in all parts, it holds one value per row, even if the completions of a part have only
+        # one token.
         one_column = all(part[key].dim() == 2 and part[key].size(1) == 1 for part in parts)
         joined_parts = parts if one_column else resized
         return torch.cat([part[key] for part in joined_parts])
@@ -176,12 +187,12 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
 
 
 def index_rows(batch: dict, rows: Tensor) -> dict:
-    """Some rows of a batch that is cut by row, in the order wanted."""
+    """Return the given rows of a batch whose tensors are indexed by row, in the given order."""
     return {key: value[rows] for key, value in batch.items()}
 
 
-def no_rows(batch: dict, pad_token_id: int) -> dict:
-    """Return one prompt token and one completion token, neither in the loss, instead of a micro-batch without rows."""
+def placeholder_row(batch: dict, pad_token_id: int) -> dict:
+    """Return a row of one prompt and one completion token, not in the loss, for a micro-batch without rows."""
     row = resize({key: value[:1] for key, value in batch.items()}, 1, 1, pad_token_id)
     for key, value in row.items():
         layout, fill = ROLLOUT_KEYS[key]
@@ -191,23 +202,24 @@ def no_rows(batch: dict, pad_token_id: int) -> dict:
 
 
 def schema(batch: dict) -> int:
-    """A number that two ranks share only if their rows can be exchanged: same keys, types and layouts."""
+    """Return a checksum of keys, types and layouts. Processes can exchange rows if theirs are equal."""
     facts = [(key, str(value.dtype), value.dim(), _is_per_row(key, value, batch)) for key, value in batch.items()]
     return zlib.crc32(repr(sorted(facts)).encode())
 
 
 def rows_to_bytes(batch: dict) -> Tensor:
-    """Each row's tensors end to end as bytes, one line a row, so that rows travel in one collective."""
+    """Return the tensors of each row concatenated as bytes, one line per row, to send rows in one collective call."""
     columns = [batch[key].contiguous().unsqueeze(-1).flatten(1).view(torch.uint8) for key in sorted(batch)]
     return torch.cat(columns, dim=1)
 
 
 def rows_from_bytes(packed: Tensor, like: dict) -> dict:
-    """Undoes [`rows_to_bytes`], for rows with the keys, types and widths of `like`."""
+    """Return the rows that [`rows_to_bytes`] packed. They have the keys, types and widths of `like`."""
     ends = list(accumulate([like[key][0].numel() * like[key].element_size() for key in sorted(like)]))
     rows = {}
     for key, start, end in zip(sorted(like), [0, *ends], ends, strict=False):
         shape = (len(packed), *like[key].shape[1:])
-        # A copy even where one row makes the slice contiguous already: it would start at any byte of the line.
+        # Always a copy, even if the slice is already contiguous because there is only one row: it could start at a
+        # byte to which a larger type is not aligned.
         rows[key] = packed[:, start:end].clone(memory_format=torch.contiguous_format).view(like[key].dtype).view(shape)
     return {key: rows[key] for key in like}

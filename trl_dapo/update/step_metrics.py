@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The totals of an optimizer step's micro-batches (sums and extremes), and the metrics computed from them."""
+"""Metrics of an optimizer step, accumulated over its micro-batches as sums and extremes."""
 
 from collections import defaultdict
 
@@ -12,9 +12,13 @@ from ..sampling.sampler import MAX_STALENESS
 
 
 class StepMetrics:
-    """Sums and extremes over the micro-batches of an optimizer step, kept on the device, and reduced over ranks."""
+    """
+    Sums and extremes over the micro-batches of an optimizer step. They stay on the device until they are reduced over
+    all processes.
+    """
 
-    # Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
+    # Each batch of an evaluation has an object of its own, because evaluation may run in the middle of a training
+    # step.
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor | float] = defaultdict(float)
@@ -22,12 +26,12 @@ class StepMetrics:
         self.highest: dict[str, Tensor | int] = {}
 
     def add(self, **sums: Tensor | float) -> None:
-        """Adds scalars to the sums, by name."""
+        """Add values to the sums with these names."""
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value
 
     def add_microbatch(self, real_tokens: int, padded_tokens: int) -> None:
-        """Adds a micro-batch as it goes through the model: its tokens without padding and with it."""
+        """Add a micro-batch with its number of tokens without and with padding."""
         self.add(microbatches=1, real_tokens=real_tokens, padded_tokens=padded_tokens)
         self.highest["peak_tokens"] = max(self.highest.get("peak_tokens", 0), padded_tokens)
 
@@ -35,11 +39,14 @@ class StepMetrics:
     def add_tokens(
         self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], staleness: Tensor | None = None
     ) -> None:
-        """Adds the loss tokens of a micro-batch: entropies (nats), where they are clipped, rollouts since each row."""
-        # For a ratio of whole completions, `(B, 1)`, completions are counted instead of tokens.
+        """
+        Add the loss tokens of a micro-batch: their entropies in nats, which of them are clipped, and the staleness of
+        their rows in rollouts.
+        """
+        # If there is one ratio per completion, `(B, 1)`, clipped completions are counted instead of clipped tokens.
         has_tokens = mask.sum(1, keepdim=True) > 0
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
-        low, high, dual = (where * weight for where in clipped)
+        low, high, dual = (is_clipped * weight for is_clipped in clipped)
         length = weight.sum(1).clamp(min=1.0)
         self.add(tokens=mask.sum(), entropy=(entropies * mask).sum())
         self.add(clip_units=weight.sum(), low=low.sum(), high=high.sum(), dual=dual.sum())
@@ -48,13 +55,16 @@ class StepMetrics:
                 is_as_stale = staleness.eq(num_rollouts).unsqueeze(1)
                 units, in_region = (weight * is_as_stale).sum(), ((low + high) * is_as_stale).sum()
                 self.add(**{f"clip_units_{num_rollouts}": units, f"region_{num_rollouts}": in_region})
-        # A completion without a token must not be the least clipped one.
+        # A completion without loss tokens must not count as the one that is clipped least.
         self._keep_lowest("low_min", (low.sum(1) / length).masked_fill(~has_tokens.squeeze(1), 1.0))
         self._keep_highest("high_max", high.sum(1) / length)
 
     @torch.no_grad()
     def add_engine(self, mask: Tensor, log_ratio: Tensor, weight: Tensor) -> None:
-        """Adds how far the engine is from the policy at each loss token, NaN where unknown, and what that weighs."""
+        """
+        Add the difference between the policy's and the engine's log-probability of each loss token, which may be NaN,
+        and the importance sampling weights that follow from it.
+        """
         is_known = mask.bool() & ~log_ratio.isnan()
         weighs = mask.bool() if weight.size(1) > 1 else mask.bool().any(1, keepdim=True)
         gap, weights = log_ratio.abs().where(is_known, 0.0), weight.where(weighs, 0.0)
@@ -65,7 +75,7 @@ class StepMetrics:
 
     @torch.no_grad()
     def add_ratio(self, mask: Tensor, log_ratio: Tensor, weight: Tensor) -> None:
-        """Adds the ratios that `weight` bounds, of tokens or of whole completions."""
+        """Add the importance sampling ratios before they are bounded, per token or per completion like `weight`."""
         is_known = mask.bool() & ~log_ratio.isnan()
         log_ratio = log_ratio.where(is_known, 0.0)
         if weight.size(1) < mask.size(1):
@@ -82,7 +92,7 @@ class StepMetrics:
         self.highest[name] = torch.maximum(torch.as_tensor(self.highest.get(name, values.amax())), values.amax())
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
-        """Totals over all ranks, each of which must have added the same names."""
+        """Return the totals over all processes, each of which must have added the same names. Collective."""
         values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
         own = [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
         ranks = accelerator.gather(torch.stack(own).unsqueeze(0))
@@ -92,7 +102,10 @@ class StepMetrics:
 
 
 def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
-    """Metrics of the loss tokens of an optimizer step, by the names that TRL logs. Means over nothing are left out."""
+    """
+    Return metrics of the loss tokens of an optimizer step, under the names that TRL uses. Means over no token are left
+    out.
+    """
     metrics = {"num_loss_tokens": totals["tokens"]}
     if totals["tokens"] > 0:
         low, high, dual = (totals[name] / totals["clip_units"] for name in ("low", "high", "dual"))
@@ -127,7 +140,7 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
 
 
 def metrics_of_passes(totals: dict[str, float], num_ranks: int) -> dict[str, float]:
-    """Metrics of the passes with gradient of an optimizer step."""
+    """Return metrics of the passes with gradient in an optimizer step."""
     metrics = {"microbatches": totals["microbatches"] / num_ranks, "peak_microbatch_tokens": totals["peak_tokens"]}
     if totals["padded_tokens"] > 0:
         metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The window: the rows of one optimizer step, on all ranks, and the micro-batches that they are cut into."""
+"""The window: the rows of one optimizer step on all processes, and their division into micro-batches."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from ..ranks import exchange
 from .loss import weights_without_filler
 from .microbatches import Rows, plan_window, plan_window_within_budget
 from .rollout_tensors import (
-    clear_of_nan,
+    avoid_nan_width,
     index_rows,
     is_cut_by_row,
     join_rows,
-    no_rows,
+    placeholder_row,
     resize,
     row_lengths,
     rows_from_bytes,
@@ -36,13 +36,13 @@ logger = logging.get_logger(__name__)
 
 
 class RowFacts(NamedTuple):
-    """Facts about the rows of a window that every rank knows, rank by rank."""
+    """Facts about the rows of a window, known on every process. The outer lists have one entry per process."""
 
-    lengths: list[list[tuple[int, int]]]  # of prompt and completion
-    is_live: list[list[bool]]  # no filler
-    num_tokens: list[list[int]]  # in the loss
-    have_same_keys: bool  # so that rows can be exchanged
-    have_unknown_keys: bool  # any of them, on any rank
+    lengths: list[list[tuple[int, int]]]  # columns that the prompt and the completion need
+    is_live: list[list[bool]]  # whether the row is not filler
+    num_tokens: list[list[int]]  # loss tokens
+    have_same_keys: bool  # whether the rows of all processes have the same keys, so that they can be exchanged
+    have_unknown_keys: bool  # whether any row on any process has tensors of unknown layout
 
     @property
     def total_tokens(self) -> int:
@@ -50,13 +50,15 @@ class RowFacts(NamedTuple):
         return sum(map(sum, self.num_tokens))
 
 
-UNKNOWN_KEYS = -1  # used instead of a schema's number, which is never negative
+UNKNOWN_KEYS = -1  # used instead of a schema, which is never negative
 
 
 def gather_facts(parts: list[dict], keys: int, accelerator: Accelerator) -> RowFacts:
     """
-    Tell every rank, in one collective, about every row of the window. `keys` stands for the keys of this rank's rows:
-    their `schema`, 0 if no other rank needs to know them, or `UNKNOWN_KEYS`.
+    Gather facts about every row of the window on every process, in one collective call.
+
+    `keys` represents the keys of the rows of this process: their `schema`, or 0 if the other processes do not need it,
+    or `UNKNOWN_KEYS`.
     """
     facts = [torch.tensor([[0, 0, 0, keys]], device=accelerator.device)]
     for part in parts:
@@ -76,7 +78,10 @@ def gather_facts(parts: list[dict], keys: int, accelerator: Accelerator) -> RowF
 
 
 def weight_without_filler(parts: list[dict], loss_type: str, accelerator: Accelerator) -> tuple[list[dict], int]:
-    """TRL's micro-batches, weighted so that filler is left out of TRL's loss, and their loss tokens on all ranks."""
+    """
+    Return TRL's micro-batches with weights that leave filler out of TRL's loss, and their loss tokens over all
+    processes.
+    """
     facts = gather_facts(parts, 0, accelerator)
     is_live = facts.is_live[accelerator.process_index]
     if all(map(all, facts.is_live)):
@@ -91,24 +96,28 @@ def weight_without_filler(parts: list[dict], loss_type: str, accelerator: Accele
 
 @dataclass(kw_only=True)
 class MicrobatchPacker:
-    """Packs the rows of windows into micro-batches of equal padded cost, or within a budget of tokens."""
+    """Packs the rows of windows into micro-batches of equal cost, or into micro-batches within a budget of tokens."""
 
     accelerator: Accelerator
     pad_token_id: int
-    budget: int | None  # tokens of a micro-batch
-    attention: float  # cost of a pair of tokens, in tokens
-    has_own_rows: bool  # no other rank holds the same
+    budget: int | None  # maximum number of tokens in a micro-batch
+    attention: float  # cost of a pair of tokens in attention, in tokens
+    has_own_rows: bool  # whether no other process holds the same rows
     on_cuda: bool
-    in_step: bool  # ranks wait for one another at every micro-batch
-    # A callback may change the settings behind these three.
-    multiple_of: int | None = None  # columns
-    trims: bool = False  # whether columns of padding may go
-    recuts: bool = False  # whether rows may change their micro-batch
-    has_warned: bool = field(default=False, init=False)  # of a row beyond the budget
+    in_step: bool  # whether the processes wait for one another at every micro-batch
+    # These three follow from settings that a callback may change during a run.
+    multiple_of: int | None = None  # the number of columns is a multiple of this
+    trims: bool = False  # whether columns of padding may be removed
+    recuts: bool = False  # whether rows may move to another micro-batch
+    has_warned: bool = field(default=False, init=False)  # whether it warned of a row that is longer than the budget
 
     def pack(self, parts: list[dict], step_metrics: StepMetrics) -> tuple[list[dict], int]:
-        """The micro-batches of a window, which TRL would train on as `parts`, and its loss tokens on all ranks."""
-        # Every rank makes as many micro-batches; one without rows has one token, which is not in the loss.
+        """
+        Return the micro-batches of a window, and its loss tokens over all processes. `parts` are the micro-batches
+        that TRL would train on.
+        """
+        # Every process has the same number of micro-batches. One without rows gets a placeholder row that is not in
+        # the loss.
         accelerator, own_rows, keys = self.accelerator, None, 0
         if any(map(unknown_keys, parts)):
             keys = UNKNOWN_KEYS
@@ -126,30 +135,33 @@ class MicrobatchPacker:
         else:
             plans = self._plan(len(parts), facts)
             mean_num = sum(bool(indices) for plan in plans for indices in plan) / len(plans)
-            rows, lengths, plan = self._deal(own_rows, facts, plans)
+            rows, lengths, plan = self._distribute(own_rows, facts, plans)
         microbatches = []
         for step, indices in enumerate(plan):
             if own_rows is not None and not indices:
-                part = no_rows(own_rows, self.pad_token_id)
+                part = placeholder_row(own_rows, self.pad_token_id)
                 step_metrics.add_microbatch(real_tokens=0, padded_tokens=0)
             else:
                 part = parts[step] if rows is None else index_rows(rows, self._tensor(indices))
                 if trims:
                     columns = widths([lengths[row] for row in indices], self.multiple_of)
                     if self.on_cuda:
-                        columns = clear_of_nan(columns, self.multiple_of)
+                        columns = avoid_nan_width(columns, self.multiple_of)
                     part = resize(part, *columns, self.pad_token_id)
                 step_metrics.add_microbatch(
                     real_tokens=sum(sum(lengths[row]) for row in indices),
                     padded_tokens=part["prompt_ids"].numel() + part["completion_ids"].numel(),
                 )
             part["num_items_in_batch"] = self._tensor(facts.total_tokens)
-            # What is a mean over micro-batches is one over those that have rows.
+            # Terms of the loss that are means over micro-batches only count those that have rows.
             microbatches.append({**part, "num_microbatches": mean_num if indices else math.inf})
         return microbatches, facts.total_tokens
 
     def pack_without_gradient(self, lengths: list[tuple[int, int]], batch_size: int) -> list[list[int]]:
-        """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
+        """
+        Return the rows of this process divided into passes without gradient. Each pass is within the budget, or has
+        `batch_size` rows on average if there is no budget.
+        """
         rows = Rows(lengths, self.budget, self.multiple_of, self.attention)
         num_passes = -(-len(lengths) // batch_size) if self.budget is None else rows.fewest()
         if self.in_step and self.budget is not None:
@@ -160,11 +172,13 @@ class MicrobatchPacker:
         return torch.tensor(values, dtype=torch.long, device=self.accelerator.device)
 
     def _may_exchange(self, facts: RowFacts) -> bool:
-        """Whether rows may go to other ranks; those that share a row must not part with it."""
+        """Return whether rows may move to other processes. Processes that share the same rows must keep them."""
         return self.has_own_rows and len(facts.lengths) > 1 and facts.have_same_keys and dist.is_initialized()
 
     def _plan(self, num_steps: int, facts: RowFacts) -> list[list[list[int]]]:
-        """For each rank, for each of its micro-batches, the numbers of its rows, counted over all ranks."""
+        """
+        Return the numbers of the rows of each micro-batch of each process. Rows are numbered over all processes.
+        """
         may_exchange = self._may_exchange(facts)
         if self.budget is None:
             return plan_window(facts.lengths, num_steps, may_exchange, self.multiple_of)
@@ -178,8 +192,9 @@ class MicrobatchPacker:
             self.has_warned = True
             if self.accelerator.is_main_process:
                 logger.warning(
-                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self.budget}`. It is a "
-                    "micro-batch of its own, as others will be: memory must hold the longest prompt and completion."
+                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self.budget}`. It forms a "
+                    "micro-batch of its own, and so will later rows of this length. Memory must be large enough for "
+                    "the longest prompt and completion."
                 )
         plans = plan_window_within_budget(
             lengths, self.budget, self.in_step, may_exchange, self.multiple_of, self.attention
@@ -189,10 +204,13 @@ class MicrobatchPacker:
             numbered.append([[trains[row] for row in indices] for indices in plan])
         return numbered
 
-    def _deal(
+    def _distribute(
         self, rows: dict, facts: RowFacts, plans: list[list[list[int]]]
     ) -> tuple[dict, list[tuple[int, int]], list[list[int]]]:
-        """Hands each row to the rank that trains on it: the rows held now, their lengths, and this rank's plan."""
+        """
+        Move each row to the process that trains on it. Return the rows that this process then holds, their lengths,
+        and its plan.
+        """
         rank, num_ranks, num_rows = self.accelerator.process_index, len(plans), len(facts.lengths[0])
         if not self._may_exchange(facts):
             return rows, facts.lengths[rank], [[row - rank * num_rows for row in indices] for indices in plans[rank]]
@@ -200,7 +218,7 @@ class MicrobatchPacker:
         rows = resize(rows, *widths(lengths, self.multiple_of), self.pad_token_id)
 
         def routed(source: int, destination: int) -> list[int]:
-            """Rows, in ascending order, that one rank holds and another trains."""
+            """Return the rows, in ascending order, that one process holds and another trains on."""
             held = range(source * num_rows, (source + 1) * num_rows)
             return sorted(row for indices in plans[destination] for row in indices if row in held)
 

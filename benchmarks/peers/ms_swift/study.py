@@ -1,18 +1,19 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-ms-swift, run for real, beside this package: the same checkpoint, prompts, sizes and seeds, on the CPU.
+ms-swift, run for real, compared with this package: the same checkpoint, prompts, sizes and seeds, on the CPU.
 
     python3 -m venv swift && swift/bin/pip install -r benchmarks/peers/ms_swift/requirements.txt
     python -m benchmarks peers --swift-python swift/bin/python
     python -m benchmarks peers --from-kept    # runs nothing
 
-Without `--swift-python` only this package's own methods run. What cannot be equalised: ms-swift's loss divides by the
-tokens of the rollout, not of the optimizer step, and is four times smaller here; its optimizer steps each take four
-whole groups, where TRL deals a rollout's rows out at random; the order of prompts, random numbers, versions. A batch
-is full where 16 groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread,
-without start-up. ms-swift's choice of prompts, rounds and batches is replayed by its model in sampling_policies.py:
-`as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
+Without `--swift-python` only this package's own methods run. These differences cannot be removed: ms-swift's loss
+divides by the tokens of the rollout, not of the optimizer step, and is four times smaller here; its optimizer steps
+each take four whole groups, while TRL distributes the rows of a rollout at random; the order of prompts, random
+numbers, versions. A batch is full if 16 groups whose rewards differ train. A fallback is a rollout that trains on
+fewer. CPU seconds are of one thread, without the start of the process. The prompts, rounds and batches that ms-swift
+chooses are replayed by its model in sampling_policies.py: `as modelled` is the share of rollouts in which the two
+agree about every prompt that is sampled and trained on.
 """
 
 import itertools
@@ -74,7 +75,7 @@ def run_ours(job, checkpoint, folder):
 
 
 def rollouts_of(groups):
-    """What `swift_run.Watch` notes, from the rows of the ledger."""
+    """Return what `swift_run.Watch` notes, from the rows of the ledger."""
     rollouts, carried = [], []
     for number in sorted({group["rollout"] for group in groups}):
         rows = [group for group in groups if group["rollout"] == number]
@@ -116,8 +117,9 @@ def run_peer(job, checkpoint, folder):
 
 def replay(rollouts, names, seed, num_resamples):
     """
-    Whether `sampling_policies.swift` does in each rollout what ms-swift did, given which groups had spread. `names`
-    are the prompts of the dataset, in the order into which ms-swift has shuffled them before it trains.
+    Return whether `sampling_policies.swift` does in each rollout what ms-swift did, given the groups whose rewards
+    differed. `names` are the prompts of the dataset, in the order into which ms-swift has shuffled them before it
+    trains.
     """
 
     class World:
@@ -128,7 +130,7 @@ def replay(rollouts, names, seed, num_resamples):
 
         def accepted(self, prompts):
             self.asked.append([names[i] for i in prompts])
-            # The last resample, which ms-swift never looks at, counts for nothing here either.
+            # ms-swift never uses the last resample, so it does not count here either.
             return np.array(next(self._judged, [False] * len(prompts)))
 
     world = World()
@@ -148,7 +150,7 @@ def replay(rollouts, names, seed, num_resamples):
 
 
 def figures_of(result):
-    """A run's row of the CSV; blank where there is nothing to count."""
+    """Return the figures of a run for the CSV; NaN if there is nothing to count."""
     last, rollouts = result["curve"][-1], result["rollouts"]
     distinct = [len(set(rollout["trained"])) for rollout in rollouts if not rollout["fell_back"]]
     figures = {
@@ -156,7 +158,7 @@ def figures_of(result):
         "tokens": last["tokens"],
         "rounds": sum(len(rollout["asked"]) for rollout in rollouts),
         "fallbacks": sum(rollout["fell_back"] for rollout in rollouts),
-        "useful_groups": statistics.mean(rollout["useful"] for rollout in rollouts),  # a rollout that trains
+        "useful_groups": statistics.mean(rollout["useful"] for rollout in rollouts),  # per rollout that trains
         "distinct_prompts": statistics.mean(distinct) if distinct else math.nan,  # in a full batch
         "fewest_distinct": min(distinct, default=math.nan),
         "grad_norm": statistics.mean(result["grad_norms"]),
@@ -172,15 +174,15 @@ def figures_of(result):
 
 
 COLUMNS = (
-    *("task, method", "accuracy", "less ms-swift's", "tokens", "over ms-swift's", "rounds", "useful groups"),
-    *("different prompts (fewest)", "fallbacks", "gradient norm", "CPU s"),
+    *("task, method", "accuracy", "minus ms-swift's", "tokens", "compared with ms-swift's", "rounds"),
+    *("groups that train", "different prompts (fewest)", "fallbacks", "gradient norm", "CPU seconds"),
 )
 
 
 def differences(results):
     """
-    From ms-swift's with as many rounds, seed by seed: points of accuracy, and the share of tokens above its; by task,
-    method and figure.
+    Return the differences from ms-swift with as many rounds, seed by seed, by task, method and figure: points of
+    accuracy, and the share of tokens above ms-swift's.
     """
     found = {}
     for task, method in itertools.product(TASKS, METHODS):
@@ -193,21 +195,25 @@ def differences(results):
 
 
 def judge(found):
-    """What stands behind each difference; the same runs once more are no comparison."""
+    """
+    Return what is written after each difference: whether it holds. An arm that made the very same runs is not tested.
+    """
     same = {(task, method) for task, method, _ in found} - {key[:2] for key, values in found.items() if any(values)}
     tested = {key: p_value(values) for key, values in found.items() if key[:2] not in same and len(values) > 1}
     said = {key: ", the same runs" if key[:2] in same else "" for key in found}
     for (key, p), adjusted in zip(tested.items(), holm(list(tested.values())), strict=True):
         if p <= LEVEL:
-            said[key] = ": differs, by Holm too" if adjusted <= LEVEL else ": differs, by Holm not"
+            said[key] = ": differs, also by Holm" if adjusted <= LEVEL else ": differs, but not by Holm"
     return said
 
 
 def table_of(results):
     """
-    The table of the runs, line by line: means over seeds. Accuracy has its interval, and so has its difference from
-    ms-swift's with as many rounds, seed by seed; tokens are also given over ms-swift's. Behind a difference stands
-    whether it holds by itself, and by Holm's test of all differences of the table.
+    Return the lines of the table of the runs.
+
+    Figures are means over seeds. Accuracy has an interval, and so has its difference from ms-swift with as many
+    rounds, seed by seed. Tokens also have a ratio to ms-swift's. After each difference, the table says whether it
+    holds by itself, and by Holm's test of all differences of the table.
     """
     found = differences(results)
     said, rows = judge(found), []
@@ -220,11 +226,11 @@ def table_of(results):
         if less:
             less = "{:+.1f} ± {:.1f}".format(*interval(less)) + said[task, method, "accuracy"]
             share, half = interval(over)
-            over = f"{1 + share:.2f} ± {half:.2f}" + said[task, method, "tokens"]
+            over = f"{1 + share:.2f}x ± {half:.2f}" + said[task, method, "tokens"]
         rows.append(
             (
                 f"{task}, {method}",
-                "{:.1f} % ± {:.1f}".format(*interval([100 * run["accuracy"] for run in runs])),
+                "{:.1f}% ± {:.1f}".format(*interval([100 * run["accuracy"] for run in runs])),
                 less or "",
                 f"{mean_of(runs, 'tokens'):,.0f}",
                 over or "",
@@ -240,7 +246,7 @@ def table_of(results):
 
 
 def filled_in(page):
-    """The page with the table of the runs that are kept in place of the one that it has."""
+    """Return the page with the table of the kept runs."""
     table = table_of(read_csv(HERE, KEY))
     return re.sub(f"^{re.escape(table[0])}\n(\\|.*\n)*", "\n".join([*table, ""]), page, flags=re.MULTILINE)
 
@@ -253,10 +259,11 @@ def fill_in():
 
 
 def swift_environment(python):
-    """Python and versions of an environment that has ms-swift."""
+    """Return the Python and the versions of an environment that has ms-swift."""
     ask = "from importlib.metadata import version; print(version('ms_swift'), version('trl'), version('torch'))"
     versions = subprocess.run([python, "-c", ask], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-    # Not resolved: the Python of a virtual environment is a link, and what it links to has no ms-swift.
+    # The path is not resolved: the Python of a virtual environment is a link, and the Python that it links to has no
+    # ms-swift.
     return {"python": str(Path(python).absolute()), "versions": versions}
 
 
@@ -287,8 +294,8 @@ def main(
         return
     swift = swift_environment(swift_python) if swift_python else None
     checkpoint, start = time_to_accuracy.make_checkpoint(output_dir, num_warm_up_steps)
-    versions = "ms-swift {}, TRL {}, torch {}".format(*swift["versions"]) if swift else "ms-swift is left out"
-    say(f"{versions}. The checkpoint has {start:.1%} held out.")
+    versions = "ms-swift {}, TRL {}, torch {}".format(*swift["versions"]) if swift else "ms-swift does not run"
+    say(f"{versions}. The checkpoint has an accuracy of {start:.1%}.")
     jobs = jobs_of(range(num_seeds), dict(zip(TASKS, (quickstart_rollouts, one_in_ten_rollouts), strict=True)), swift)
     found = run_all(run, jobs, checkpoint, output_dir, num_processes)
     results = {key: figures_of(result) for key, result in found.items()}

@@ -5,7 +5,7 @@ One run of ms-swift's GRPO trainer on the CPU, in the environment of requirement
 
     python swift_run.py JOB RESULT    # two JSON files
 
-ms-swift is used as it is. Three methods of its trainer are wrapped to note what was asked, judged and trained on.
+ms-swift is used unchanged. Three methods of its trainer are wrapped to note what was sampled, judged and trained on.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 
-# Before torch and the hub client are imported.
+# Set before torch and the Hub client are imported.
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
 sys.path.append(str(Path(__file__).parents[3]))  # for the curve that all trainers share
 
@@ -29,7 +29,7 @@ from benchmarks.frame.curves import Curve, accuracy
 
 
 class ExactAnswer(ORM):
-    """1.0 where the completion is the solution, else 0.0, as `exact_answer_reward` has it."""
+    """Return 1.0 if the completion is the solution and 0.0 otherwise, like `exact_answer_reward`."""
 
     def __call__(self, completions, solution, **kwargs):
         return [float(completion == answer) for completion, answer in zip(completions, solution, strict=True)]
@@ -37,8 +37,9 @@ class ExactAnswer(ORM):
 
 class Watch:
     """
-    Notes of every rollout: the prompts of each round, which groups of the rounds that were looked at have spread,
-    the prompts that train, how many of their groups have spread, and whether the first batch trains after all.
+    Note for every rollout: the prompts of each round, the groups of the rounds that were used whose rewards differ,
+    the prompts that train, the number of their groups whose rewards differ, and whether the first batch trains after
+    all.
     """
 
     def __init__(self, trainer):
@@ -71,7 +72,7 @@ class Watch:
     def fill(self, samples, rewards):
         first = samples
         samples, rewards = self._fill(samples, rewards)
-        # Counted from the rewards, not by `judge`, which follows what ms-swift itself looks at.
+        # Counted from the rewards and not by `judge`, which sees only what ms-swift itself uses.
         groups = rewards.view(-1, self._num_generations)
         rollout = {
             "asked": self._asked,
@@ -86,7 +87,7 @@ class Watch:
 
 
 class Run(SwiftRLHF):
-    """ms-swift's `rlhf` command, with a clock."""
+    """Run ms-swift's `rlhf` command with a clock."""
 
     def __init__(self, job, argv):
         super().__init__(argv)
@@ -97,8 +98,8 @@ class Run(SwiftRLHF):
         watch, num_rollouts = Watch(trainer), self.job["num_rollouts"]
         limits = dict.fromkeys(("target", "max_tokens", "max_seconds"), float("inf"))
         job = SimpleNamespace(num_rollouts=num_rollouts, probe_every=num_rollouts, **limits)
-        look = lambda: {"accuracy": accuracy(model, tokenizer, self.job["held_out"])}  # noqa: E731
-        curve = Curve(job, look, lambda: watch.num_tokens)
+        probe_model = lambda: {"accuracy": accuracy(model, tokenizer, self.job["held_out"])}  # noqa: E731
+        curve = Curve(job, probe_model, lambda: watch.num_tokens)
         trainer.add_callback(curve)
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
@@ -112,7 +113,7 @@ class Run(SwiftRLHF):
 def main(job_file, result_file):
     torch.set_num_threads(1)
     orms["exact_answer"] = ExactAnswer
-    # The prompt as the tokenizer's chat template has it: `17+05=`.
+    # The prompt in the tokenizer's chat template: `17+05=`.
     register_template(TemplateMeta("arithmetic", prefix=[], prompt=["{{QUERY}}="], chat_sep=None, suffix=["<eos>"]))
     job = json.loads(Path(job_file).read_text())
     run = Run(job, [word for name, value in job["options"].items() for word in (f"--{name}", str(value))])
