@@ -168,16 +168,17 @@ def results_table():
             has_arm = set(arms) & set(two_names.arms_of(task))
             cells.append(least_tokens(counted, task, arms, grpo) if has_arm else "one reward")
         rows.append(cells)
-    return markdown(["generated tokens to more points of accuracy", *columns], rows)
+    return markdown(["generated tokens until accuracy has risen by, in points", *columns], rows)
 
 
 def rates_table():
     """Return the table of tokens to the target at each learning rate, of the tasks for which all rates were run."""
     counted = two_names.at_best(results := two_names.STUDY.read())
     keys = [*itertools.product(RATED, (two_names.FOUR, two_names.ONE_BATCH))]
+    names = {two_names.FOUR: "GRPO", two_names.ONE_BATCH: "DAPO with GRPO's budget"}
     cells = zip(*(two_names.tokens_by_rate(results, counted, *key) for key in keys), strict=True)
     rows = [[f"{factor:g}", *row] for factor, row in zip(sorted(two_names.FACTORS), cells, strict=True)]
-    return markdown(["times GRPO's rate", *map(", ".join, keys)], rows)
+    return markdown(["times GRPO's rate", *(f"{task}, {names[arm]}" for task, arm in keys)], rows)
 
 
 def median_tokens(counted, task, arms):
@@ -218,7 +219,7 @@ def steps_table():
             cells.append(spread(steps))
         rows.append(cells)
     columns = (f"{TITLES.get(task, task)}: +{100 * two_names.TASKS[task].gain:.0f}" for task in tasks)
-    return markdown(["optimizer steps to more points of accuracy", *columns], rows)
+    return markdown(["optimizer steps until accuracy has risen by, in points", *columns], rows)
 
 
 def same_budget_table():
@@ -254,7 +255,11 @@ def two_rewards_table():
 
 
 # The columns of README.md's table, with the arms of savings/.
-SUMMARY = {savings.GRPO: "`GRPOTrainer`", savings.PAPER: "as in the paper", savings.AUTO: "`DAPOTrainer`, nothing set"}
+SUMMARY = {
+    savings.GRPO: "`GRPOTrainer`",
+    savings.PAPER: '`dynamic_sampling_mode="paper"`',
+    savings.AUTO: "`DAPOTrainer`, defaults",
+}
 
 
 def summary_table():
@@ -324,7 +329,7 @@ def rollout_seconds_table():
             by_setting = zip(*(savings[engine, rate] for rate in rates), strict=True)
             cells = [", ".join(f"{pair[which]:.1f}" for pair in pairs) for pairs in by_setting]
             rows.append([f"{batch}", name, *cells])
-    return markdown(["prompts per batch", f"saving at {', '.join(rates)} accepted", *settings], rows)
+    return markdown(["prompts per batch", "what is counted", *settings], rows)
 
 
 def overlap_table():

@@ -60,8 +60,8 @@ class DAPOConfig(GRPOConfig):
             batches everywhere. Defaults to `prompts_per_step`, which gives one optimizer step per rollout.
         prompts_per_step (`int`, *optional*):
             Number of prompts in an optimizer step. The paper uses 32. It must divide `prompts_per_rollout`, which is
-            also its default. The rows of a step are taken from the whole rollout at random, as in
-            [`~trl.GRPOTrainer`].
+            also its default. If neither is set, TRL's batch sizes apply. The rows of a step are taken from the whole
+            rollout at random, as in [`~trl.GRPOTrainer`].
 
         > Clip-Higher and the token mean
 
@@ -83,9 +83,10 @@ class DAPOConfig(GRPOConfig):
 
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
             How the ratio between the model's and vLLM's probabilities is bounded: `"token_truncate"`, `"token_mask"`,
-            `"sequence_truncate"` or `"sequence_mask"`, the default of [`~trl.GRPOConfig`]. The ratio of a token stays
-            near 1. The ratio of a completion does not: if vLLM's log-probabilities differ by 0.02 per token, the mean
-            weight of a completion falls to 0.38 at 8k tokens and to 0.15 at 20k.
+            `"sequence_truncate"` or `"sequence_mask"`. [`~trl.GRPOConfig`] defaults to `"sequence_mask"`. Ratios of
+            tokens are the default here because the ratio of a completion drifts from 1 as it gets longer: if vLLM's
+            log-probabilities differ by 0.02 per token, the mean weight of a completion falls to 0.38 at 8k tokens and
+            to 0.15 at 20k.
         vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
             Upper bound of that ratio. The default of [`~trl.GRPOConfig`] is 3.0.
 
@@ -113,29 +114,29 @@ class DAPOConfig(GRPOConfig):
             Whether to drop groups whose rewards are all equal, and to sample other prompts until the batch is full.
             `False` leaves generation to [`~trl.GRPOTrainer`].
         dynamic_sampling_max_gen_batches (`float`, *optional*, defaults to `10.0`):
-            The most completions that one rollout may sample, in rollout batches. Sampling continues until the batch is
-            full or this limit is reached. `1.0` is the budget of [`~trl.GRPOTrainer`]: a rollout then never costs more
-            than a rollout of GRPO, and its batch stays short if groups are dropped. `0` means no limit. Sampling also
-            stops if less than a quarter of a batch is left of the limit, or too little for every process to sample the
-            same number of whole groups.
+            Maximum number of completions that one rollout may sample, as a multiple of a full batch. Sampling
+            continues until the batch is full or this limit is reached. `1.0` is the budget of [`~trl.GRPOTrainer`]: a
+            rollout then never costs more than a rollout of GRPO, and its batch stays short if groups are dropped. `0`
+            means no limit. Sampling also stops if less than a quarter of a batch is left of the limit, or too little
+            for every process to sample the same number of whole groups.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when that limit is reached and the batch is not full. `"top_up"` trains on the groups that were
             accepted, and fills the rest of the batch with rows that have no weight. `"error"` stops the run with an
             error that says why groups were dropped.
         dynamic_sampling_stop_after (`int`, *optional*, defaults to `25`):
             Stop the run after this many rollouts in a row that accepted no group, with a checkpoint and advice.
-            `trl-dapo train` then exits with status 3. `0` never stops the run. Without a limit per rollout
-            (`dynamic_sampling_max_gen_batches=0`) the run stops within a rollout, after 10 times this number of
-            batches of completions in a row without an accepted group.
+            `trl-dapo train` then exits with status 3. `0` never stops the run. With
+            `dynamic_sampling_max_gen_batches=0`, it stops the run after 10 times this number of batches of completions
+            in a row without an accepted group, also within a rollout.
         max_tokens_generated (`int`, *optional*):
             End the run after this number of generated tokens, including those of dropped groups. The last rollout is
             still trained on.
         dynamic_sampling_rewards (`list[str]`, *optional*):
             Names of the reward functions that form the task reward. The task reward decides whether a group is
-            accepted and which completions are correct. Defaults to all functions except length penalties, because from
-            a group of incorrect completions of different lengths a model would only learn to be short or long. With
-            several functions, groups are accepted by their weighted sum, and no completion counts as correct or
-            incorrect.
+            accepted and which completions are correct. Defaults to all functions except length penalties:
+            otherwise a group of incorrect completions that differ only in length would be accepted. With several
+            functions, groups are accepted by their weighted sum, and no completion counts as correct or incorrect, so
+            the screen and the memory are off.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
             Accept a group only if more than this share of its completions is correct. With `0.0` the rewards only have
             to differ.
@@ -153,21 +154,22 @@ class DAPOConfig(GRPOConfig):
             have no weight.
         dynamic_sampling_max_round_size (`int`, *optional*):
             Largest number of prompts in a round. A round samples at most `num_generations` times as many completions,
-            including those that complete partial groups. Without vLLM or continuous batching the default is the
+            including completions that finish partial groups. Without vLLM or continuous batching the default is the
             generation batch, because transformers runs a round as one batch. Otherwise there is no limit by default,
-            and a limit also bounds the calls of an evaluation.
+            and a limit also bounds the batches of an evaluation.
         batch_multiplier (`float`, *optional*):
-            Size of every round in rollout batches, as in the recipes of verl and NeMo RL, which set 3.0. By default
-            the number of prompts in a round is the number of missing groups divided by the acceptance rate so far, and
-            a few more if a further round would take long.
+            Number of prompts in every round, as a multiple of `prompts_per_rollout`, as in the recipes of verl and
+            NeMo RL, which set 3.0. By default the number of prompts in a round is the number of missing groups divided
+            by the acceptance rate so far, and a few more to make another round unlikely.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
             With `dynamic_sampling_mode="replace"`, the share of the batch that has to be accepted before copies fill
             the rest.
         dynamic_sampling_surplus (`str`, *optional*):
             What to do with accepted groups that the batch has no room for. `"carry"` trains on them in the next
             rollout, one rollout off-policy, with the log-probabilities of the policy that sampled them. `"discard"`
-            drops them. Defaults to `"carry"` if the run supports it. If this setting or one of the next two is off by
-            default, a line at the start of the run says why.
+            drops them. Defaults to `"carry"` if the run supports it. If `dynamic_sampling_surplus`,
+            `dynamic_sampling_screen` or `dynamic_sampling_memory` is off by default, a line at the start of the run
+            says why.
         dynamic_sampling_screen (`str`, *optional*):
             Number of completions of a prompt to sample first, such as `"4"`. The rest of the group is sampled,
             together with the next prompts, only if the rewards of the first completions differ. Then the whole group

@@ -352,7 +352,7 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, arguments: di
 
 
 def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, arguments: dict[str, Any]) -> int:
-    """Try out a training run, print the report, and return the exit status: 0 if the run fits, otherwise `DOES_NOT_FIT`."""
+    """Try out a training run, print the report, and return 0 if the run fits and `DOES_NOT_FIT` if it does not."""
     # When a trainer is created, it creates its output folder, and its trackers may begin a run.
     training_args.report_to, training_args.push_to_hub = [], False
     with scratch_folder(training_args.output_dir) as training_args.output_dir:
