@@ -89,15 +89,15 @@ def test_a_server_joins_no_group_keeps_no_adapter_but_the_last_and_says_who_it_i
         assert len(seen["models"]) == 1 + i + 1  # the base model, and one adapter of each run that has not ended
 
 
-def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job, tmp_path):
+def test_the_error_names_what_a_server_lacks_and_what_to_change(models, server, run_job, tmp_path):
     by_hand = on_server(server, vllm_lora_sync="adapter")
     variants = {"rank": {**by_hand, "lora": {"r": 12}}, "folder": {**by_hand, "lora": {}, "sabotage": "another mount"}}
     report = run_and_report(run_job, "refuses", models["tied"], tmp_path, variants)
     assert {name for name, _ in report.values()} == {"ValueError"}
-    assert f"server at {server.url} serves adapters up to rank 8, and this one has rank 12" in report["rank"][1]
+    assert f"server at {server.url} serves adapters up to rank 8, but this one has rank 12" in report["rank"][1]
     assert "Restart it with `--enable-lora --max-lora-rank 16`" in report["rank"][1]
     assert f"server at {server.url} cannot read the adapter in /elsewhere/trl-policy-" in report["folder"][1]
-    assert "`output_dir` that both see" in report["folder"][1]
+    assert "`output_dir` that has the same path on both machines" in report["folder"][1]
 
 
 def test_rows_of_two_processes_ahead_have_log_probabilities_of_their_launch(server, models, run_job, tmp_path):
