@@ -63,6 +63,16 @@ def sampler():
     return sampler
 
 
+def test_surplus_that_is_discarded_counts_as_accepted_in_the_acceptance_rate_of_its_source():
+    sampler = new_sampler(4)
+    round_ = sample_text(sampler, "0101 0101 0101 1111", [1] * 16, "0" * 16, ["x"] * 4)
+    sampler.decide(Decided(round_.groups, [None, None, None, "all_correct"], 0))
+    batch = sampler.finish_rollout()
+    assert (len(batch.train), len(batch.surplus)) == (2, 1)
+    log = rollout_log(sampler, batch, ["right"], torch.tensor([1.0]), {"tokens_trained": 8})
+    assert log["dynamic_sampling/acceptance_rate/x"] == 3 / 4
+
+
 def test_a_rollout_is_measured_over_all_that_it_sampled(sampler):
     log = rollout_log(sampler, sampler.finish_rollout(), ["right"], torch.tensor([2.0]), {"tokens_trained": 30})
     expected = {

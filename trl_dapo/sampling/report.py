@@ -55,12 +55,12 @@ def length_metrics(lengths_B: Tensor, truncated_B: Tensor) -> dict[str, float]:
 
 def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) -> dict[str, float]:
     """Return the acceptance rate and the mean reward of the groups of each source."""
-    metrics = {}
+    metrics, accepted = {}, set(rollout.accepted)
     for source in sources:
         groups = [group for group in rollout.decided if group.source == source]
         if not groups:
             continue
-        num_accepted = sum(group.drop_reason is None for group in groups)
+        num_accepted = sum(group in accepted for group in groups)  # surplus that is discarded has a drop reason too
         metrics[f"dynamic_sampling/acceptance_rate/{source}"] = num_accepted / len(groups)
         total_B = torch.cat([_total_rewards(group, weights_F) for group in groups])
         if len(total_B):
