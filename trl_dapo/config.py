@@ -124,7 +124,7 @@ class DAPOConfig(GRPOConfig):
             accepted, and fills the rest of the batch with rows that have no weight. `"error"` stops the run with an
             error that says why groups were dropped.
         dynamic_sampling_stop_after (`int`, *optional*, defaults to `25`):
-            Stop the run after this many rollouts in a row that accepted no group, with a checkpoint and advice.
+            Stop the run after this many rollouts in a row without a group to train on, with a checkpoint and advice.
             `trl-dapo train` then exits with status 3. `0` never stops the run. With
             `dynamic_sampling_max_gen_batches=0`, it stops the run after 10 times this number of batches of completions
             in a row without an accepted group, also within a rollout.
