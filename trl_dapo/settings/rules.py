@@ -16,10 +16,6 @@ from .arguments import read_mapping
 from .ranges import why_unscalable
 
 
-# Begins the reason for which a setting is refused or off if nothing says which completions are correct.
-NEEDS_CORRECTNESS = "needs to know which completions are correct"
-
-
 class Rule(NamedTuple):
     """A check of the settings, and of facts about the run, in one namespace."""
 
