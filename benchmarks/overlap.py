@@ -160,7 +160,7 @@ def main(
         seeds = range(num_seeds)
         rates = {way: TASKS[TASK].learning_rate * (adapter_rate if way in OF_ADAPTERS else 1) for way in AHEAD}
         jobs = [
-            Job(TASK, way, seed, settings_of("ours", rate), num_rollouts=num_rollouts, probe_every=10)
+            Job(TASK, way, seed, settings_of("paper", rate), num_rollouts=num_rollouts, probe_every=10)
             for seed in seeds
             for way, rate in rates.items()
         ]

@@ -20,6 +20,7 @@ from .frame.kept import read_csv, read_rows
 from .frame.measures import cost, spread
 from .frame.tables import fill_block, markdown
 from .frame.verdicts import interval
+from .sampling_policies import CARRY, MEMORY, OURS
 from .same_budget import study as same_budget
 from .savings import study as savings
 from .two_names import study as two_names
@@ -39,15 +40,15 @@ METHODS = {
     "GRPO": "`GRPOTrainer`, four steps per rollout, as in all rows below",
     "GRPO, Clip-Higher": "`GRPOTrainer`, Clip-Higher",
     "full batch again": "a full batch in every round",
-    "ours": "`DAPOTrainer`, the paper's sampling",
-    "ours, carry": "... with carry",
-    "ours, carry, memory": "... with carry and memory",
-    "ours, screened": "`DAPOTrainer`, three completions sampled first",
-    "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
-    "ours, carry, memory, screened": "... with carry, memory and three sampled first",
-    "ours, carry, memory, auto": '... with carry, memory and `dynamic_sampling_screen="on"`',
-    "ours, carry, server": "... with carry, sampled by a stand-in for a server",
-    "ours, carry, ahead": "... the same with one rollout ahead",
+    "paper": "`DAPOTrainer`, the paper's sampling",
+    "carry": "... with carry",
+    "carry, memory": "... with carry and memory",
+    "screen 3": "`DAPOTrainer`, three completions sampled first",
+    "screen": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
+    "carry, memory, screen 3": "... with carry, memory and three sampled first",
+    "carry, memory, screen": '... with carry, memory and `dynamic_sampling_screen="on"`',
+    "carry, server": "... with carry, sampled by a stand-in for a server",
+    "carry, ahead": "... the same with one rollout ahead",
 }
 
 # The rows of the table of tokens to a target, with the arms of two_names/. These runs were made when the screen and
@@ -305,7 +306,7 @@ def policies_table():
     return markdown(
         columns,
         [
-            [policy.replace("ours", "this package"), generated, f"{ratio}x", rounds, "" if short == "0.0%" else short]
+            [f"this package, {policy}" if policy in (OURS, CARRY, MEMORY) else policy, generated, f"{ratio}x", rounds, "" if short == "0.0%" else short]
             for policy, generated, ratio, rounds, short in measured
         ],
     )

@@ -301,7 +301,7 @@ def decide(round_, step=0):
         yield Decided(groups, reasons, num_known, counts, step)
 
 
-OURS, CARRY, MEMORY = "ours", "ours, carry", "ours, carry, memory"
+OURS, CARRY, MEMORY = "paper", "carry", "carry, memory"
 POLICIES = {
     "verl recipe, 3x": partial(fixed_rounds, multiplier=3),
     "NeMo RL, 1x": partial(fixed_rounds, multiplier=1, max_rounds=11, forgets_at_pass_end=True),

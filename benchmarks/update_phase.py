@@ -226,17 +226,17 @@ def rows_of(name, lengths, ways, repeats, hidden_size, output_dir):
     for (cls, num_rows, budget), trainer, cost in zip(ways, trainers, costs, strict=True):
         how = f"{num_rows} row{'s' * (num_rows > 1)}" if budget is None else f"{budget:,} tokens"
 
-        def beside(text, mine, theirs):
-            return f"{text} ({theirs / mine:.2f}x)"
+        def with_ratio(text, mine, theirs):
+            return f"{text} ({mine / theirs:.2f}x)"
 
         yield (
             name,
             f"{cls.label}, {how}",
-            beside(trainer.passes, trainer.passes, first.passes),
-            beside(f"{trainer.padded_tokens:,}", trainer.padded_tokens, first.padded_tokens),
+            with_ratio(trainer.passes, trainer.passes, first.passes),
+            with_ratio(f"{trainer.padded_tokens:,}", trainer.padded_tokens, first.padded_tokens),
             f"{trainer.peak_tokens:,}",
-            *(beside(f"{cost[what]:.2f}", cost[what], costs[0][what]) for what in ("seconds", "cpu_seconds")),
-            beside(f"{cost['peak_memory'] / 2**20:.0f} MiB", cost["peak_memory"], costs[0]["peak_memory"]),
+            *(with_ratio(f"{cost[what]:.2f}", cost[what], costs[0][what]) for what in ("seconds", "cpu_seconds")),
+            with_ratio(f"{cost['peak_memory'] / 2**20:.0f} MiB", cost["peak_memory"], costs[0]["peak_memory"]),
         )
 
 

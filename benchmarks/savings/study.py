@@ -289,7 +289,7 @@ TABLES = {
     "accuracy after the same CPU seconds": (describe, lambda task: after(task, SECONDS, "accuracy")),
     "accuracy on the hardest quarter, same steps": (describe, lambda task: after(task, STEPS, "hardest")),
     "hard groups in the gradient, same steps": (describe, hard_share),
-    "tokens of these steps": (describe_median, lambda task: after(task, STEPS, "tokens")),
+    "generated tokens, same steps": (describe_median, lambda task: after(task, STEPS, "tokens")),
     "acceptance rate": (describe, lambda task: lambda *runs: [run["acceptance"] for run in runs]),
 }
 

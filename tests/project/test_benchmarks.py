@@ -99,6 +99,6 @@ def test_an_evaluation_before_the_first_pass_is_of_the_prompts_that_are_sampled(
 
 
 def test_ours_fills_every_batch_however_few_groups_are_accepted():
-    cost = sampling_policies.run(sampling_policies.POLICIES["ours"], sampling_policies.Trace(0.04, 500), 4, 5)
+    cost = sampling_policies.run(sampling_policies.POLICIES["paper"], sampling_policies.Trace(0.04, 500), 4, 5)
     assert cost.shortfall == 0
     assert cost.per_trained > 10  # above the default limit of a run

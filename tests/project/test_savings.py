@@ -135,7 +135,7 @@ def test_a_table_has_the_accuracy_of_a_run_when_its_steps_tokens_and_seconds_wer
     assert cell("accuracy after the same CPU seconds").startswith("58.0%")
     assert cell("accuracy on the hardest quarter, same steps").startswith("30.0%")
     assert cell("hard groups in the gradient, same steps").startswith("5.3%")  # 40 of 750
-    assert cell("tokens of these steps") == "75,000"
+    assert cell("generated tokens, same steps") == "75,000"
 
 
 # ---- Predictions ----
@@ -147,7 +147,7 @@ def test_a_table_has_the_accuracy_of_a_run_when_its_steps_tokens_and_seconds_wer
 )
 def test_that_an_arm_is_not_lower_is_refuted_by_an_interval_below_0_and_by_nothing_else(differences, said):
     quantity = Quantity("accuracy", lambda *runs: [each.accuracy for each in runs])
-    prediction = Prediction("task", "mine", "other", quantity, 1, "ours", or_equal=True)
+    prediction = Prediction("task", "mine", "other", quantity, 1, "paper", or_equal=True)
     results = {("task", "mine", seed): SimpleNamespace(accuracy=value) for seed, value in enumerate(differences)}
     results |= {("task", "other", seed): SimpleNamespace(accuracy=0.0) for seed in range(3)}
     assert check(prediction, results).verdict == said

@@ -53,7 +53,7 @@ PEERS = {
     "ms-swift, 30, clip equalised": {"max_resample_times": 30, "max_grad_norm": 0.25, "adam_epsilon": 2.5e-9},
 }
 REFERENCE = "ms-swift, 30 resamples"
-OURS = ("full batch again", "ours", "ours, carry, memory")
+OURS = ("full batch again", "paper", "carry, memory")
 METHODS = (*PEERS, *OURS)
 
 
@@ -270,7 +270,7 @@ def swift_environment(python):
 def jobs_of(seeds, num_rollouts, swift=None):
     others, jobs = {"swift": {}, "code": fingerprint(time_to_accuracy.run)}, []
     for task, num in num_rollouts.items():
-        settings = time_to_accuracy.settings_of("ours", TASKS[task].learning_rate)
+        settings = time_to_accuracy.settings_of("paper", TASKS[task].learning_rate)
         how = {"num_rollouts": num, "probe_every": num}
         for seed in seeds:
             for name, options in PEERS.items() if swift else ():
