@@ -20,8 +20,8 @@ from .frame.kept import read_csv, read_rows
 from .frame.measures import cost, spread
 from .frame.tables import fill_block, markdown
 from .frame.verdicts import interval
-from .sampling_policies import CARRY, MEMORY, OURS
 from .same_budget import study as same_budget
+from .sampling_policies import CARRY, MEMORY, OURS
 from .savings import study as savings
 from .two_names import study as two_names
 
@@ -302,14 +302,11 @@ def policies_table():
         "rounds",
         "short batches",
     )
-    measured = rows_of_results("512 prompts, acceptance 0.33")
-    return markdown(
-        columns,
-        [
-            [f"this package, {policy}" if policy in (OURS, CARRY, MEMORY) else policy, generated, f"{ratio}x", rounds, "" if short == "0.0%" else short]
-            for policy, generated, ratio, rounds, short in measured
-        ],
-    )
+    rows = []
+    for policy, generated, ratio, rounds, short in rows_of_results("512 prompts, acceptance 0.33"):
+        name = f"this package, {policy}" if policy in (OURS, CARRY, MEMORY) else policy
+        rows.append([name, generated, f"{ratio}x", rounds, "" if short == "0.0%" else short])
+    return markdown(columns, rows)
 
 
 def rollout_seconds_table():
