@@ -41,14 +41,14 @@ METHODS = {
     "GRPO, Clip-Higher": "`GRPOTrainer`, Clip-Higher",
     "full batch again": "a full batch in every round",
     "paper": "`DAPOTrainer`, the paper's sampling",
-    "carry": "... with carry",
-    "carry, memory": "... with carry and memory",
-    "screen 3": "`DAPOTrainer`, three completions sampled first",
+    "carry": "`DAPOTrainer`, carry",
+    "carry, memory": "`DAPOTrainer`, carry and memory",
+    "screen 3": '`DAPOTrainer`, `dynamic_sampling_screen="3"`',
     "screen": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
-    "carry, memory, screen 3": "... with carry, memory and three sampled first",
-    "carry, memory, screen": '... with carry, memory and `dynamic_sampling_screen="on"`',
-    "carry, server": "... with carry, sampled by a stand-in for a server",
-    "carry, ahead": "... the same with one rollout ahead",
+    "carry, memory, screen 3": '`DAPOTrainer`, carry, memory and `dynamic_sampling_screen="3"`',
+    "carry, memory, screen": '`DAPOTrainer`, carry, memory and `dynamic_sampling_screen="on"`',
+    "carry, server": "`DAPOTrainer`, carry, sampled by a stand-in for a server",
+    "carry, ahead": "`DAPOTrainer`, carry, sampled by the stand-in one rollout ahead",
 }
 
 # The rows of the table of tokens to a target, with the arms of two_names/. These runs were made when the screen and
@@ -67,14 +67,14 @@ SAVINGS = dict(
 WITH_TWO_REWARDS = "two rewards"
 ARMS = {
     two_names.FOUR: "`GRPOTrainer`, four steps per rollout",
-    same_budget.AT_SAME_RATE: "the same at the default's learning rate",
+    same_budget.AT_SAME_RATE: "`GRPOTrainer`, four steps, at the best learning rate of the last row",
     two_names.ONE: "`GRPOTrainer`, one step per rollout",
     two_names.PAPER: '`DAPOTrainer`, `dynamic_sampling_mode="paper"`',
     two_names.DEFAULT: "`DAPOTrainer`, screen and memory on",
 }
 ARMS_OF_TWO_REWARDS = {
     two_names.FOUR: "`GRPOTrainer`",
-    same_budget.AT_SAME_RATE: "the same at the default's learning rate",
+    same_budget.AT_SAME_RATE: '`GRPOTrainer`, at the best learning rate of "nothing set"',
     two_names.ALONE: "`GRPOTrainer`, trained with `correct` alone",
     two_names.PAPER: ARMS[two_names.PAPER],
     two_names.DEFAULT: "`DAPOTrainer`, nothing set",  # without a name there is neither screen nor memory
@@ -288,6 +288,44 @@ def summary_table():
     return markdown(["task, after", "informative groups", *SUMMARY.values()], rows)
 
 
+def gains_table():
+    """Return the table of the gains of `DAPOTrainer` with its defaults over `GRPOTrainer`, seed by seed."""
+    counted, rows = savings.counted_runs(savings.STUDY.read()), []
+    for task in savings.TASKS:
+        cells = [task]
+        for spent in savings.SPENT:
+            accuracy = savings.after(task, spent, "accuracy")
+            gains = []
+            for seed in savings.SEEDS:
+                if (task, savings.AUTO, seed) in counted and (task, savings.GRPO, seed) in counted:
+                    mine, others = accuracy(counted[task, savings.AUTO, seed], counted[task, savings.GRPO, seed])
+                    gains.append(100 * (mine - others))
+            cells.append(
+                "{:+.1f} ± {:.1f}".format(*interval(gains)) if len(gains) == len(savings.SEEDS) else "not run"
+            )
+        rows.append(cells)
+    columns = [f"points after the same {what}" for what in ("optimizer steps", "generated tokens", "CPU seconds")]
+    return markdown(["task", *columns], rows)
+
+
+def rates_of_savings_table():
+    """Return the table of the accuracy that each arm reached at each learning rate with the seed of the trials."""
+    results, rows = savings.STUDY.read(), []
+    for task in savings.TASKS:
+        accuracy = savings.after(task, savings.STEPS, "accuracy")
+        trials = {}
+        for (of, arm, rate, seed), run in results.items():
+            if (of, seed) == (task, savings.TRIAL):
+                trials[arm, float(rate)] = run
+        for factor in sorted({factor for _, factor in trials}):
+            cells = [
+                f"{accuracy(trials[arm, factor])[0]:.1%}" if (arm, factor) in trials else "not run"
+                for arm in savings.COLUMNS
+            ]
+            rows.append([task, f"{factor:g}", *cells])
+    return markdown(["task", "times GRPO's rate", *savings.COLUMNS], rows)
+
+
 def savings_table(title):
     """Return one of the tables of savings/: a row per task, a column per arm."""
     return markdown(*savings.table(savings.STUDY.read(), title))
@@ -318,7 +356,7 @@ def rollout_seconds_table():
     rows = []
     for batch in (32, 512):
         savings = {}  # of seconds and of completions, a pair for each setting
-        for engine, accepted, _, _, *cells in rows_of_results(f"{batch} prompts x 16: saving"):
+        for engine, accepted, _, _, *cells in rows_of_results(f"{batch} prompts x 16: times fewer"):
             savings[engine, accepted] = [[float(value) for value in cell.split(" / ")] for cell in cells]
         engines = list(dict.fromkeys(engine for engine, _ in savings))
         # The number of completions does not depend on an engine's slots, so it is read off the last engine.
@@ -358,7 +396,7 @@ def ladder_table():
     found = [steps(ladder) for ladder in ladders()]
     title = "gain in accuracy over the rung above, in points ± 95% interval"
     rows = [[name, *("{:+.1f} ± {:.1f}".format(*interval(steps[name])) for steps in found)] for name in found[0]]
-    return markdown([title, "0.8 million parameters", "5 million parameters"], rows)
+    return markdown([title, "0.8 million parameters, arithmetic", "5 million parameters, Countdown"], rows)
 
 
 def rungs_table():
@@ -403,6 +441,8 @@ TABLES = {
     "steps": steps_table,
     "same budget": same_budget_table,
     "two rewards": two_rewards_table,
+    "savings gains": gains_table,
+    "savings rates": rates_of_savings_table,
     "savings budgets": lambda: markdown(*savings.budgets()),
     **{f"savings {name}": partial(savings_table, title) for name, title in SAVINGS.items()},
     "real model": real_model_table,

@@ -125,9 +125,9 @@ class DAPOConfig(GRPOConfig):
             error that says why groups were dropped.
         dynamic_sampling_stop_after (`int`, *optional*, defaults to `25`):
             Stop the run after this many rollouts in a row without a group to train on, with a checkpoint and advice.
-            `trl-dapo train` then exits with status 3. `0` never stops the run. With
-            `dynamic_sampling_max_gen_batches=0`, it stops the run after 10 times this number of batches of completions
-            in a row without an accepted group, also within a rollout.
+            `trl-dapo train` then exits with status 3. `0` never stops the run. If a rollout has no limit
+            (`dynamic_sampling_max_gen_batches=0`), the run stops after 10 times this number of batches of completions
+            (by default 250) without an accepted group, also within a rollout.
         max_tokens_generated (`int`, *optional*):
             End the run after this number of generated tokens, including those of dropped groups. The last rollout is
             still trained on.
@@ -136,7 +136,7 @@ class DAPOConfig(GRPOConfig):
             accepted and which completions are correct. Defaults to all functions except length penalties:
             otherwise a group of incorrect completions that differ only in length would be accepted. With several
             functions, groups are accepted by their weighted sum, and no completion counts as correct or incorrect, so
-            the screen and the memory are off.
+            the screen and the memory are off. Setting them is then an error.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
             Accept a group only if more than this share of its completions is correct. With `0.0` the rewards only have
             to differ.
@@ -148,10 +148,11 @@ class DAPOConfig(GRPOConfig):
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
             `"filter"` samples further prompts until the batch is full of accepted groups. `"paper"` does the same
-            without the three savings below: surplus groups are discarded, no prompt is skipped, and every group is
-            sampled whole. `"replace"` stops when `min_replace_ratio` of the batch is accepted, and fills the rest with
-            copies of accepted groups, as Polaris does. `"mask"` samples once: dropped groups stay in the batch, but
-            have no weight.
+            with `dynamic_sampling_surplus="discard"`, `dynamic_sampling_memory=False` and
+            `dynamic_sampling_screen="off"`. `"replace"` stops when `min_replace_ratio` of the batch is accepted, and
+            fills the rest with copies of accepted groups, as Polaris does: it samples less, and the batch has fewer
+            different groups. `"mask"` samples once: dropped groups stay in the batch, but have no weight. It samples
+            no more than `GRPOTrainer`, and the batch has fewer groups that count.
         dynamic_sampling_max_round_size (`int`, *optional*):
             Largest number of prompts in a round. A round samples at most `num_generations` times as many completions,
             including completions that finish partial groups. Without vLLM or continuous batching the default is the
@@ -159,32 +160,39 @@ class DAPOConfig(GRPOConfig):
             and a limit also bounds the batches of an evaluation.
         batch_multiplier (`float`, *optional*):
             Number of prompts in every round, as a multiple of `prompts_per_rollout`, as in the recipes of verl and
-            NeMo RL, which set 3.0. By default the number of prompts in a round is the number of missing groups divided
-            by the acceptance rate so far, and a few more to make another round unlikely.
+            NeMo RL, which set 3.0. Rounds are fewer then, and more is sampled than needed. By default the number of
+            prompts in a round is the number of missing groups divided by the acceptance rate so far, and a few more to
+            make another round unlikely.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
             With `dynamic_sampling_mode="replace"`, the share of the batch that has to be accepted before copies fill
             the rest.
         dynamic_sampling_surplus (`str`, *optional*):
             What to do with accepted groups that the batch has no room for. `"carry"` trains on them in the next
             rollout, one rollout off-policy, with the log-probabilities of the policy that sampled them. `"discard"`
-            drops them. Defaults to `"carry"` if the run supports it. If `dynamic_sampling_surplus`,
+            drops them, so their completions are lost. Defaults to `"carry"` if the run supports it, which saves up to
+            a tenth of the completions, or more if a rollout is one small round. If `dynamic_sampling_surplus`,
             `dynamic_sampling_screen` or `dynamic_sampling_memory` is off by default, a line at the start of the run
             says why.
         dynamic_sampling_screen (`str`, *optional*):
             Number of completions of a prompt to sample first, such as `"4"`. The rest of the group is sampled,
             together with the next prompts, only if the rewards of the first completions differ. Then the whole group
-            is scored again, in one call, and only those rewards count. `"on"` chooses the cheapest number for each
-            prompt, by its pass rate or by that of all prompts. `"auto"` does so only while few groups are accepted
-            (below 20%), and samples whole groups otherwise. `"off"` always samples whole groups. With
-            `dynamic_sampling_surplus="carry"`, groups that are still partial when a rollout ends are completed in the
-            next one. Defaults to `"auto"` if the rewards say which completions are correct, and to `"off"` otherwise,
-            with tools, or with transformers on a GPU.
+            is scored again, in one call, and only the rewards of this second scoring count. `"on"` chooses the
+            cheapest number for each prompt, by its pass rate or by that of all prompts. `"auto"` does so only while
+            few groups are accepted (below 20%), and samples whole groups otherwise. `"off"` always samples whole
+            groups. If one group in ten is accepted, the screen takes about half the completions with groups of 16 and
+            two thirds with groups of 8. It takes more rounds, scores accepted groups twice, and prompts that are
+            rarely solved train less often. With `dynamic_sampling_surplus="carry"`, groups that are still partial when
+            a rollout ends are completed in the next one. Defaults to `"auto"`, and to `"off"` if the rewards do not
+            say which completions are correct, with tools or environments, and on a GPU without vLLM or continuous
+            batching.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
-            be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). If this is a folder, the
-            run also starts with the pass rates in it: the folder of an evaluation of the training prompts, of an
-            earlier run, or of a checkpoint. Defaults to `"auto"` if the rewards say which completions are correct, and
-            to `False` otherwise.
+            be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). It saves nothing in the
+            first pass over the dataset. After that it takes about a sixth of the completions if one group in ten is
+            accepted, and prompts that are rarely solved train less often. If this is a folder, the run also starts
+            with the pass rates in it: the folder of an evaluation of the training prompts, of an earlier run, or of a
+            checkpoint. Defaults to `"auto"` if the rewards say which completions are correct, and to `False`
+            otherwise.
 
         > vLLM's server
 

@@ -135,12 +135,14 @@ def describe_outcome(prediction, results):
 
 def fill_in(page, results, heading, predictions):
     """
-    Return the page with the outcomes in the last two columns of a section's table, which has a row per prediction.
+    Return the page with the outcomes in the last two columns of a section's table of predictions, which has a row per
+    prediction and a column "predicted".
     """
     head, heading, rest = page.partition(heading)
     section, *others = re.split(r"(?m)^(?=## )", rest, maxsplit=1)
     lines = section.split("\n")
-    rows = [i for i, line in enumerate(lines) if line.startswith("| ")][1:]
+    (columns,) = (i for i, line in enumerate(lines) if "| predicted |" in line)
+    rows = [i for i, line in enumerate(lines) if line.startswith("| ") and i > columns]
     for i, prediction, held in zip(rows, predictions, by_holm(results, predictions), strict=True):
         cells = f" {describe_outcome(prediction, results)} ", f" {held} "
         lines[i] = "|".join([*lines[i].split("|")[:-3], *cells, ""])

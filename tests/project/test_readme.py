@@ -243,7 +243,7 @@ def test_the_readmes_figures_of_the_quickstart_are_medians_and_ranges_of_its_fiv
         f"steps, and to {median['dapo']:.1%} with `DAPOTrainer` in {median['dapo_steps']:.0f} (medians)"
     ) in text
     low, high = min(differences), max(differences)
-    assert f"the two differ by {100 * median['difference']:+.1f} points ({low:+.1f} to {high:+.1f})" in text
+    assert f"is {100 * median['difference']:+.1f} points (median; {low:+.1f} to {high:+.1f})" in text
     assert round(median["cpu_seconds"] / 60) == 3
     assert "takes three CPU minutes" in text
 
