@@ -173,12 +173,12 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_screen (`str`, *optional*):
             Number of completions of a prompt to sample first, such as `"4"`. The rest of the group is sampled,
             together with the next prompts, only if the rewards of the first completions differ. Then the whole group
-            is scored again, in one call, and only those rewards count. `"on"` chooses the cheapest number for each
-            prompt, by its pass rate or by that of all prompts. `"auto"` does so only while few groups are accepted
-            (below 20%), and samples whole groups otherwise. `"off"` always samples whole groups. With
-            `dynamic_sampling_surplus="carry"`, groups that are still partial when a rollout ends are completed in the
-            next one. Defaults to `"auto"` if the rewards say which completions are correct, and to `"off"` otherwise,
-            with tools, or with transformers on a GPU.
+            is scored again, in one call, and only the rewards of this second scoring count. `"on"` chooses the
+            cheapest number for each prompt, by its pass rate or by that of all prompts. `"auto"` does so only while
+            few groups are accepted (below 20%), and samples whole groups otherwise. `"off"` always samples whole
+            groups. With `dynamic_sampling_surplus="carry"`, groups that are still partial when a rollout ends are
+            completed in the next one. Defaults to `"auto"` if the rewards say which completions are correct, and to
+            `"off"` otherwise, with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
             be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). If this is a folder, the
