@@ -26,9 +26,9 @@ from datasets import Dataset
 
 from trl_dapo.engines.ahead import GroupsAhead
 from trl_dapo.run.stopwatch import Stopwatch
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.rounds import Recorded, Round, receive_rows
+from trl_dapo.sampling.rounds import Round, RoundRecording, receive_rows
 from trl_dapo.sampling.rows import dummy_row
 from trl_dapo.sampling.sampler import Sampler
 
@@ -117,7 +117,7 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
     server, accelerator = Server(prompts, mean), Accelerator(cpu=True)
     stream = PromptStream(Dataset.from_dict({"prompt": [*map(str, range(number))]}), seed=0, shuffle=False)
     settings = {"target": TARGET, "num_generations": NUM_GENERATIONS, "max_gen_batches": 0.0, "carries": True}
-    sampler = Sampler(stream, ahead=num_ahead, **settings)
+    sampler = Sampler(stream, rollouts_ahead=num_ahead, **settings)
     pool = GroupsAhead(
         client=server,
         tokenize=None,
@@ -137,8 +137,8 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
             ids = [[int(request.group.example["prompt"])] for request in requests]
             lengths = [len(row) for row in server.generate(prompts=ids, n=NUM_GENERATIONS)["completion_ids"]]
         rows = [dummy_row(0)] * len(lengths)
-        recorded = Recorded(rows=rows, lengths=lengths, truncated=[False] * len(lengths))
-        return Round(requests, receive_rows(requests, recorded, accelerator))
+        recording = RoundRecording(rows=rows, lengths=lengths, truncated=[False] * len(lengths))
+        return Round(requests, receive_rows(requests, recording, accelerator))
 
     ended, staleness, trained, overflow, busy = [], [], [], 0, 0.0
     for step in range(num_rollouts + WARM_UP):
@@ -153,10 +153,10 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
             verdicts = [prompts[int(group.example["prompt"])].is_accepted for group in round_.groups]
             reasons = [None if is_accepted else "all_wrong" for is_accepted in verdicts]
             sampler.add(round_)
-            sampler.decide(Decided(round_.groups, reasons, 0))
+            sampler.record_decisions(Decisions(round_.groups, reasons, 0))
         batch = sampler.finish_rollout()
         trained += [int(group.example["prompt"]) for group in batch.train]
-        overflow += len(batch.surplus)
+        overflow += len(batch.discarded)
         staleness += [group.staleness(sampler.rollout.number) for group in batch.train]
         submit_ahead()
         time.sleep(update_seconds)

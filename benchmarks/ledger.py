@@ -24,7 +24,7 @@ from trl_dapo.cli.quickstart import run_quickstart
 from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run.ledger import Ledger, Parts, describe_groups, read_ledger
 from trl_dapo.sampling.groups import GenerationRequest
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.sampler import Sampler
 
@@ -59,7 +59,7 @@ def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> t
         requests = [GenerationRequest(group, G, policy_rollout=sampler.rollout.number) for group in groups]
         sampler.queue.send(requests)
         sampler.add(receive(requests, rewards_BF, lengths_B, truncated_B))
-        sampler.decide(Decided(groups, [None if i % 2 else "all_wrong" for i in range(num_groups)], 0))
+        sampler.record_decisions(Decisions(groups, [None if i % 2 else "all_wrong" for i in range(num_groups)], 0))
         words = [str(number) for number in range(2000)]
         texts = {
             group: ("What is it?", [" ".join(draw.choices(words, k=longest // 4)) for _ in range(G)])

@@ -20,8 +20,8 @@ from datasets import Dataset
 
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import (
-    Recorded,
     Round,
+    RoundRecording,
     in_batch,
     note_scores,
     plan_scoring,
@@ -80,16 +80,16 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
         truncated = [length == longest for length in lengths]
         after_generation()
         with clock(spent):
-            recorded = Recorded(
+            recording = RoundRecording(
                 rows=rows_from_generated(generated, generated[3]), lengths=lengths, truncated=truncated
             )
             del generated
-            completions = receive_rows(requests, recorded, accelerator)
+            completions = receive_rows(requests, recording, accelerator)
             note_scores(plan_scoring(requests, completions, num_ranks=1), rewards_BF, {})
             round_ = Round(requests, completions)
             sampler.add(round_)
-            for decided in decide(round_):
-                sampler.decide(decided)
+            for decisions in decide(round_):
+                sampler.record_decisions(decisions)
             requests = sampler.next_requests()
     with clock(spent):
         batch = sampler.finish_rollout()

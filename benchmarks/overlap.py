@@ -107,7 +107,7 @@ def learn(job, checkpoint, folder):
     def mean(name):
         return statistics.mean(entry.get(name, 0.0) for entry in logs)
 
-    ages = [mean(f"overlap/groups_by_staleness/{age}") for age in range(3)]
+    ages = [mean(f"rollouts_ahead/groups_by_staleness/{age}") for age in range(3)]
     return {
         "curve": curve,
         "clipped": mean("clip_ratio/region_mean"),

@@ -21,7 +21,7 @@ from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
 from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Completion, Round
@@ -263,8 +263,8 @@ class Ours:
             round_ = self._sample(requests)
             num_completions += len(round_.completions)
             sampler.add(round_)
-            for decided in decide(round_, self._world.step):
-                sampler.decide(decided)
+            for decisions in decide(round_, self._world.step):
+                sampler.record_decisions(decisions)
         batch = self.batch = sampler.finish_rollout()
         return Step(num_completions / sampler.num_generations, len(batch.train), sampler.rollout.num_rounds)
 
@@ -298,7 +298,7 @@ def decide(round_, step=0):
         rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), -1)
         reasons = drop_reasons(rewards_NG, None, Criterion())
         counts = count_correct(rewards_NG, None, reasons, Criterion(), num_known)
-        yield Decided(groups, reasons, num_known, counts, step)
+        yield Decisions(groups, reasons, num_known, counts, step)
 
 
 OURS, CARRY, MEMORY = "paper", "carry", "carry, memory"

@@ -44,7 +44,7 @@ class Forks:
 _forks: dict[int, Forks] = {}  # by rank
 
 
-def of(rank: int, env: dict[str, str], imported: tuple[str, ...] = IMPORTED) -> Forks:
+def server_of(rank: int, env: dict[str, str], imported: tuple[str, ...] = IMPORTED) -> Forks:
     if rank not in _forks:
         _forks[rank] = Forks(imported, env)
     return _forks[rank]
@@ -68,7 +68,7 @@ def run(
     for path in files.values():
         Path(path).touch()
     # start all at once, since each spends seconds on imports
-    servers = [of(i, env, imported) for i in range(num_processes)]
+    servers = [server_of(i, env, imported) for i in range(num_processes)]
     pids = [server.start(command=command, env=rank, **files) for server, rank in zip(servers, ranks, strict=True)]
     running, codes, deadline = dict(enumerate(pids)), [], time.monotonic() + timeout
     try:

@@ -26,7 +26,7 @@ from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.update.old_logps import fill_old_logps
 
 
-TIMED = ("_seconds", "step_time", "_runtime", "_per_second", "overlap/waited_for")
+TIMED = ("_seconds", "step_time", "_runtime", "_per_second", "rollouts_ahead/groups_waited_for")
 
 
 def tiny_config(output_dir, **overrides) -> DAPOConfig:
@@ -177,13 +177,13 @@ def watch_training(trainer, look):
             if trainer.model.training:
                 old = fill_old_logps(inputs.get("old_per_token_logps"), logps)
                 seen = {**inputs, "old_per_token_logps": old}
-                if made.engine_weight is not None and "importance_sampling_ratio" not in inputs:
+                if made.importance_weight is not None and "importance_sampling_ratio" not in inputs:
                     log_ratio = old - inputs["sampling_per_token_logps"]
-                    seen["importance_sampling_ratio"] = made.engine_weight(log_ratio, mask)
+                    seen["importance_sampling_ratio"] = made.importance_weight(log_ratio, mask)
                 look(seen)
             return made.loss(inputs, mask, logps, *args)
 
-        return SimpleNamespace(loss=loss, engine_weight=made.engine_weight)
+        return SimpleNamespace(loss=loss, importance_weight=made.importance_weight)
 
     trainer._objective = objective
 

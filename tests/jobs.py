@@ -196,7 +196,7 @@ def rollouts_ahead(model, folder, num_runs, num_ahead=1):
             resumed.train(resume_from_checkpoint=str(Path(args.output_dir) / "checkpoint-2"))
             report["resumed"] = weights(resumed).tolist()
             logs = [log for log in trainer.state.log_history if "loss" in log]
-            report["ages"] = [log["overlap/groups_by_staleness/1"] for log in logs]
+            report["ages"] = [log["rollouts_ahead/groups_by_staleness/1"] for log in logs]
             report["engine"] = [[x for name, x in log.items() if name.startswith("sampling/")] for log in logs]
         write_report(Path(folder) / str(i), report)
 

@@ -26,7 +26,7 @@ def run_in_terminal(
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
-    tty, server, env = os.ttyname(theirs), forks.of(0, {**os.environ}), {**os.environ}
+    tty, server, env = os.ttyname(theirs), forks.server_of(0, {**os.environ}), {**os.environ}
     written, is_pressed, deadline = b"", False, time.monotonic() + timeout
     pid = server.start(command=[*map(str, command)], env=env, stdin=tty, stdout=tty, stderr=tty)
     try:

@@ -224,22 +224,22 @@ def make_sampler(
             f"Add prompts, or lower {'`prompts_per_rollout`' if args.prompts_per_rollout else lower}."
         )
     policies: list[SelectionPolicy] = []
-    switched: list[SelectionPolicy] = []  # policies that are only on while few groups are accepted
+    switchable: list[SelectionPolicy] = []  # policies that are only on while few groups are accepted
     memory = None
     if args.dynamic_sampling_memory:
         memory = PromptMemory(args.seed, num_generations=num_generations)
         policies.append(memory)
         if args.dynamic_sampling_memory == "auto":
-            switched.append(memory)
+            switchable.append(memory)
     setting = args.dynamic_sampling_screen or "off"
     if setting != "off":
         screen = Screen(int(setting) if setting.isdigit() else "on", memory)
         policies.append(screen)
         if setting == "auto":
-            switched.append(screen)
-    if switched:
+            switchable.append(screen)
+    if switchable:
         # It comes first, because it needs the memory's prediction for a group before the memory learns its result.
-        policies.insert(0, AutoSwitch(switched, policies, num_generations))
+        policies.insert(0, AutoSwitch(switchable, policies, num_generations))
     return Sampler(
         PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),
         target=target,
@@ -255,7 +255,7 @@ def make_sampler(
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         batch_multiplier=args.batch_multiplier,
         num_ranks=num_ranks,
-        ahead=args.rollouts_ahead,
+        rollouts_ahead=args.rollouts_ahead,
     )
 
 

@@ -11,9 +11,9 @@
             clip with Clip-Higher, average over tokens      UpdatePhaseMixin
 
 TRL samples, scores and builds tensors in one private method. This trainer does not copy that method but runs parts of
-it by overriding the methods that it calls: see `engines/seam.py`. The rest of the trainer is in `update/phase.py`,
-`engines/generation.py`, `engines/checkpointing.py` and `evaluation/during_training.py`. `engines/trial.py` tries out a
-run before it starts.
+it by overriding the methods that it calls: see `engines/record_replay.py`. The rest of the trainer is in
+`update/phase.py`, `engines/generation.py`, `engines/checkpointing.py` and `evaluation/during_training.py`.
+`engines/trial.py` tries out a run before it starts.
 """
 
 import copy
@@ -45,7 +45,7 @@ from .data import plain_rows
 from .engines.checkpointing import CheckpointMixin
 from .engines.generation import GenerationMixin
 from .engines.lora_sync import syncing_adapters
-from .engines.seam import RecordReplayMixin
+from .engines.record_replay import RecordReplayMixin
 from .engines.trial import TrialMixin
 from .evaluation.during_training import EvaluationMixin
 from .evaluation.scores import EvaluationScores
@@ -76,8 +76,8 @@ from .run.terminal import (
 )
 from .sampling.batch import Batch
 from .sampling.group_filter import GroupFilter, ask_group_filter
-from .sampling.groups import GenerationRequest, PromptGroup
-from .sampling.policies import Decided
+from .sampling.groups import GenerationRequest, GroupState, PromptGroup
+from .sampling.policies import Decisions
 from .sampling.report import rollout_log
 from .sampling.rounds import (
     Completion,
@@ -338,7 +338,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 "Return `None` for a completion that cannot be scored."
             )
         if not self._scores_dummies:
-            self._task = self._task.having_seen(rewards)
+            self._task = self._task.with_added_values(rewards)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
             self._append_metrics(self._task.metrics([rewards]))
@@ -386,9 +386,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 started = time.perf_counter()
                 round_ = self._sample_round(sampler, requests)
                 sampler.add(round_)
-                for decided in self._filter_groups(sampler, round_, step):
-                    self._ledger.add_groups(decided)
-                    sampler.decide(decided)
+                for decisions in self._filter_groups(sampler, round_, step):
+                    self._ledger.add_groups(decisions)
+                    sampler.record_decisions(decisions)
                 round_.seconds = time.perf_counter() - started
                 show()
                 self._submit_ahead(sampler)  # now, so that the server works on it during the next round
@@ -401,17 +401,17 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         # The metrics of one rollout: those of TRL, over all completions that were sampled, and those of the sampler.
         sampling = {"tokens_trained": float(rollouts["num_items_in_batch"])}
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
-        log |= self._task.metrics([group.rewards for group in sampler.rollout.decided], sampler.skipped)
+        log |= self._task.metrics([group.rewards for group in sampler.rollout.decided_groups], sampler.skipped)
         num_waited = self._ahead.flush_timings()
         if self.args.rollouts_ahead:
-            log["overlap/waited_for"] = num_waited
+            log["rollouts_ahead/groups_waited_for"] = num_waited
         self._append_metrics(log | self.stopwatch.timeline())
         metrics = self._metrics["train"]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
             if name.startswith("sampling/"):  # computed from log-probabilities, which only trained rows have
                 metrics[name].extend(values)
-        metrics["filtered_reward"].extend(self._replay_metrics["reward"])
+        metrics["trained_reward"].extend(self._replay_metrics["reward"])
         return rollouts
 
     def _submit_ahead(self, sampler: Sampler) -> None:
@@ -431,7 +431,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         is_stale = any(request.policy_rollout < number for request in requests)
 
         def score(*batch: Any) -> torch.Tensor:
-            completions.extend(receive_rows(requests, recorded, self.accelerator))
+            completions.extend(receive_rows(requests, recording, self.accelerator))
             for group, index in completions:
                 # The weights of an earlier policy are gone. Only the engine's log-probabilities remain of it.
                 if group.policy_rollouts[index] < number and index in group.rows:
@@ -443,11 +443,11 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         common_divisor = math.gcd(*(request.num_completions for request in requests))
         with (
             patched(self, num_generations=common_divisor),
-            self._recording(score) as recorded,
+            self._recording(score) as recording,
             self._ahead.answering(requests),
         ):
             super()._generate_and_score_completions(inputs)
-        return Round(requests, completions, recorded.metrics, is_stale)
+        return Round(requests, completions, recording.metrics, is_stale)
 
     def _score_round(
         self,
@@ -512,7 +512,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             logs[column] = gather_object(values + [None] * num_copies)
         return logs
 
-    def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decided]:
+    def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decisions]:
         """Yield the groups of a round, those of equal size together, with the reason to drop each, or `None`."""
         by_size: dict[tuple[int, int], list[PromptGroup]] = {}  # by number of completions before this round and now
         for request in round_.requests:
@@ -523,7 +523,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             groups = by_size[num_known, size]
             if self._group_filter is not None:
                 reasons = ask_group_filter(self._group_filter, groups, self.reward_func_names)
-                yield Decided(groups, reasons, num_known, step=step)
+                yield Decisions(groups, reasons, num_known, step=step)
                 continue
             rewards_BF = torch.cat([group.rewards for group in groups])
             masked_B = None
@@ -535,7 +535,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 counts = self._task.count_correct(rewards_BF, masked_B, reasons, num_known)
             if not groups[0].is_whole:  # the accuracy band applies to whole groups only
                 reasons = [None if reason == "outside_band" else reason for reason in reasons]
-            yield Decided(groups, reasons, num_known, counts, step)
+            yield Decisions(groups, reasons, num_known, counts, step)
 
     def _keep_old_logps(self, sampler: Sampler) -> None:
         """Store the present policy's log-probabilities of completions kept for later rollouts. Collective."""
@@ -563,22 +563,21 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         for name in dict.fromkeys(name for group in groups for name in group.extra_logs):
             values = in_batch(partial(_logged, name), groups, G)
             self._pending_extra_logs[name] = values[mine]
-        outcomes = ["trained"] * len(batch.train)
-        outcomes += [f"dropped: {group.drop_reason}" if group.drop_reason else "copy" for group in batch.fill]
+        outcomes = ["trained"] * len(batch.train) + [_outcome_of_filler(group) for group in batch.fill]
         self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
         inputs = [{"prompt": row.prompt, "environment": row.environment} for row in rows]
         with self._replaying(rows, rewards.to(device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
             self._logs["rewards"][name].extend(given_B.tolist())  # replaces the NaN: the table holds one batch
-        mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))
+        if any(group.staleness(number) for group in groups):
+            restore_old_logps(rollouts, [row.old_logps for row in rows])
+        mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))  # it also changes old log-probabilities
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end in the middle of this batch
             places = torch.arange(mine.start, mine.start + len(rows), device=device)
             rollouts["group"] = places // G
-        if any(group.staleness(number) for group in groups):
-            restore_old_logps(rollouts, [row.old_logps for row in rows])
         if self.args.rollouts_ahead:
             policies = in_batch(lambda group: group.policy_rollouts, groups, G)
             rollouts["staleness"] = torch.tensor([number - policy for policy in policies[mine]], device=device)
@@ -648,6 +647,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
 def _logged(name: str, group: PromptGroup) -> Sequence:
     """Return the values that reward functions logged in one column for each completion of a group."""
     return group.extra_logs.get(name, [None] * group.num_received)
+
+
+def _outcome_of_filler(group: PromptGroup) -> str:
+    """Return what the table of completions says of a group that only fills a batch."""
+    if group.drop_reason is not None:
+        return f"dropped: {group.drop_reason}"
+    return "partial" if group.state is GroupState.PARTIAL else "copy"
 
 
 def _warn_of_column(column: str, num_values: int, num_completions: int) -> None:

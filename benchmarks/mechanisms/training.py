@@ -135,12 +135,12 @@ class PenaltiesCount(Watched):
         self.penalised = []  # rows and rewards of this rollout's dropped groups whose penalties differ
 
     def _filter_groups(self, sampler, round_, step):
-        for decided in super()._filter_groups(sampler, round_, step):
-            for group, reason in zip(decided.groups, decided.reasons, strict=True):
+        for decisions in super()._filter_groups(sampler, round_, step):
+            for group, reason in zip(decisions.groups, decisions.reasons, strict=True):
                 total = group.rewards.nansum(dim=1)
                 if reason is not None and total.max() - total.min() > 1e-6:
                     self.penalised.append(([group.rows[i] for i in range(group.num_received)], group.rewards))
-            yield decided
+            yield decisions
 
     def _build_training_batch(self, sampler, batch):
         penalised, self.penalised = self.penalised, []

@@ -7,7 +7,7 @@ Completions that the screen saves at an acceptance rate, for Beta-distributed pa
 import math
 
 from trl_dapo.sampling.prompt_memory import expected_acceptance
-from trl_dapo.sampling.screen import NUMS_FIRST, expected_cost
+from trl_dapo.sampling.screen import SCREEN_SIZES, expected_cost
 
 
 def beta_with_acceptance(acceptance, num_generations, mean=0.5):
@@ -28,7 +28,7 @@ def beta_with_acceptance(acceptance, num_generations, mean=0.5):
     return mean * concentration, (1 - mean) * concentration
 
 
-def saving_of_screen(acceptance, num_generations, num_first=None, mean=0.5):
+def saving_of_screen(acceptance, num_generations, screen_size=None, mean=0.5):
     """
     Return the completions per accepted group with whole groups, divided by those with the screen.
 
@@ -36,21 +36,19 @@ def saving_of_screen(acceptance, num_generations, num_first=None, mean=0.5):
     b of the prompts, and only their rest is requested. `None` uses the cheapest k.
     """
     correct, incorrect = beta_with_acceptance(acceptance, num_generations, mean)
-    firsts = [first for first in NUMS_FIRST if first < num_generations] if num_first is None else [num_first]
-    return (
-        num_generations / acceptance / min(expected_cost(correct, incorrect, one, num_generations) for one in firsts)
-    )
+    sizes = [size for size in SCREEN_SIZES if size < num_generations] if screen_size is None else [screen_size]
+    return num_generations / acceptance / min(expected_cost(correct, incorrect, one, num_generations) for one in sizes)
 
 
-def approximate_saving(acceptance, num_generations, num_first):
+def approximate_saving(acceptance, num_generations, screen_size):
     """
     Return the saving if most prompts are never or always solved: 1 / (k H(G-1) / (G H(k-1)) + a (1 - k / G)).
 
     H(n) = 1 + 1/2 + ... + 1/n. For a small concentration s of the Beta distribution, a share of prompts proportional
     to s H(n-1) has n completions that differ, so that b = a H(k-1) / H(G-1).
     """
-    share_first = num_first / num_generations
-    ratio = _harmonic(num_generations - 1) / _harmonic(num_first - 1)
+    share_first = screen_size / num_generations
+    ratio = _harmonic(num_generations - 1) / _harmonic(screen_size - 1)
     return 1 / (share_first * ratio + acceptance * (1 - share_first))
 
 

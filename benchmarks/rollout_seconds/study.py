@@ -170,8 +170,8 @@ class Ahead(WithLengths):
             self.rounds = []
             round_ = self._sample(requests)
             sampler.add(round_)
-            for decided in decide(round_, self._world.step):
-                sampler.decide(decided)
+            for decisions in decide(round_, self._world.step):
+                sampler.record_decisions(decisions)
         sampler.finish_rollout()
         self._submit_ahead()
         self.now += update_seconds
@@ -180,7 +180,7 @@ class Ahead(WithLengths):
 def seconds_with_update(acceptance, target, num_generations, setting, engine, ahead, update_seconds, num_rollouts=40):
     """Return the seconds of a rollout and its update, from the second pass on."""
     world = World(Trace(acceptance, num_prompts_of(target), num_generations))
-    policy = Ahead(world, target, engine, ahead=ahead, **SAVINGS[setting])
+    policy = Ahead(world, target, engine, rollouts_ahead=ahead, **SAVINGS[setting])
     times = []
     while len(times) < num_rollouts or policy.sampler.passes < MIN_PASSES:
         policy.play_until_trained(update_seconds)

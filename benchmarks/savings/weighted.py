@@ -35,7 +35,7 @@ class ScreenWeighted(DAPO):
         self._num_first[request.group.number] = request.num_completions
 
     def _weight_of(self, group):
-        rewards = self._task.of(group.rewards).tolist()
+        rewards = self._task.weighted_sum(group.rewards).tolist()
         if self.mask_truncated_completions:
             rewards = [math.nan if cut else reward for reward, cut in zip(rewards, group.truncated, strict=True)]
         return screen_weight(rewards, self._num_first[group.number])

@@ -26,25 +26,25 @@ def counts_of_values(rewards: Sequence[float]) -> list[int]:
     return counts
 
 
-def probability_to_pass(rewards: Sequence[float], num_first: int) -> float:
+def probability_to_pass(rewards: Sequence[float], screen_size: int) -> float:
     """
-    Return the probability that `num_first` of a group's rewards, drawn without replacement, are not all equal.
+    Return the probability that `screen_size` of a group's rewards, drawn without replacement, are not all equal.
 
     NaN is the reward of a completion that was not scored. It is neither equal to the others nor different from them.
     """
     scored = [reward for reward in rewards if not math.isnan(reward)]
     num_unscored = len(rewards) - len(scored)
     # Draws without a scored completion, then for each value the draws that have it and no other value.
-    without_score = math.comb(num_unscored, num_first)
+    without_score = math.comb(num_unscored, screen_size)
     num_equal = without_score
     for count in counts_of_values(scored):
-        num_equal += math.comb(count + num_unscored, num_first) - without_score
-    return 1.0 - num_equal / math.comb(len(rewards), num_first)
+        num_equal += math.comb(count + num_unscored, screen_size) - without_score
+    return 1.0 - num_equal / math.comb(len(rewards), screen_size)
 
 
-def screen_weight(rewards: Sequence[float], num_first: int) -> float:
-    """Return the weight of an accepted group of which `num_first` completions were requested first."""
-    return 1.0 / probability_to_pass(rewards, num_first)
+def screen_weight(rewards: Sequence[float], screen_size: int) -> float:
+    """Return the weight of an accepted group of which `screen_size` completions were requested first."""
+    return 1.0 / probability_to_pass(rewards, screen_size)
 
 
 def normalized(weights: Sequence[float], sizes: Sequence[float]) -> list[float]:

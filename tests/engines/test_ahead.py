@@ -214,7 +214,7 @@ def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
     trainer.train()
     assert pushed == [0, 1, 2, 3, 4]  # before the first round, and once at every evaluation
     assert len(logged(trainer, "eval_reward")) == 4
-    assert logged(trainer, "overlap/groups_by_staleness/1") == [
+    assert logged(trainer, "rollouts_ahead/groups_by_staleness/1") == [
         0.0,
         4.0,
         4.0,
@@ -275,7 +275,7 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
     resumed = resume(make, saved, temperature=1.5)
     assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
     assert resumed.client.threads[0]  # its first round is its own
-    assert logged(resumed, "overlap/groups_by_staleness/1")[2:] == [0.0, 4.0]
+    assert logged(resumed, "rollouts_ahead/groups_by_staleness/1")[2:] == [0.0, 4.0]
     # Two rounds of 6 prompts were drawn for two rollouts, and one ahead, which is not lost.
     assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
 
@@ -298,7 +298,7 @@ def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, sa
 
     resumed = resume(make, saved, change=change_the_tokenizer)
     assert sorted(resumed.client.asked[:6]) == [12, 13, 14, 15, 16, 17]
-    assert logged(resumed, "overlap/groups_by_staleness/0")[2:] == [4.0, 0.0]  # of the present policy
+    assert logged(resumed, "rollouts_ahead/groups_by_staleness/0")[2:] == [4.0, 0.0]  # of the present policy
     assert caplog.text.count("The tokenizer, the chat template or the dataset must have changed") == 1
 
 
@@ -354,7 +354,7 @@ def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
     assert trainer.client.kinds == ["push", "generate"] * 4  # the second run begins with one
     assert sorted(trainer.client.asked[12:18]) == cancelled
     # the present policy samples them
-    assert logged(trainer, "overlap/groups_by_staleness/0")[-4:] == [4.0, 0.0, 0.0, 0.0]
+    assert logged(trainer, "rollouts_ahead/groups_by_staleness/0")[-4:] == [4.0, 0.0, 0.0, 0.0]
 
 
 def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoint(make, tmp_path):
@@ -390,13 +390,13 @@ def test_groups_are_counted_by_age_and_clipping_too(make):
     trainer = after_training(make(batch_multiplier=1.75, max_steps=5))
     # 7 prompts per round: 0 to 6 have 4 that are solved, 7 to 13 five, 14 to 20 five, 21 to 27 four, 28 to 34 five.
     # The rollout of the third round trains on one carried group and 4 of 5, and so does each after it.
-    assert logged(trainer, "overlap/groups_by_staleness/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
-    assert logged(trainer, "overlap/groups_by_staleness/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
-    assert logged(trainer, "overlap/groups_by_staleness/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
-    shares = logged(trainer, "overlap/clip_ratio/staleness_1")
+    assert logged(trainer, "rollouts_ahead/groups_by_staleness/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
+    assert logged(trainer, "rollouts_ahead/groups_by_staleness/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
+    assert logged(trainer, "rollouts_ahead/groups_by_staleness/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
+    shares = logged(trainer, "rollouts_ahead/clip_ratio/staleness_1")
     assert len(shares) == 4
     assert max(shares) > 0
-    assert logged(trainer, "overlap/clip_ratio/staleness_0") == [0.0]
+    assert logged(trainer, "rollouts_ahead/clip_ratio/staleness_0") == [0.0]
 
 
 # ---- What is refused ----

@@ -85,7 +85,7 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
     assert takes_two_steps or {age for step, age in errors if 2 <= step < 5} == {1, 2}
     num_rollouts, target = (4, 8) if takes_two_steps else (8, 4)
     assert in_one(trainer.trained) == solved(num_rollouts * target)  # all solved prompts, in the order of the requests
-    by_age = [logged(trainer, f"overlap/groups_by_staleness/{age}") for age in range(3)]
+    by_age = [logged(trainer, f"rollouts_ahead/groups_by_staleness/{age}") for age in range(3)]
     # no group is staler than two rollouts
     assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts
 
@@ -115,8 +115,8 @@ def test_more_is_asked_for_at_a_rollouts_start_than_it_takes_and_nothing_behind_
     trainer = after_training(make(max_steps=4))
     # One group in three is dropped: twelve prompts give the eight groups of two rollouts, and nine groups are never
     # too many.
-    assert logged(trainer, "overlap/in_flight") == [9.0, 9.0, 3.0, 0.0]
-    assert logged(trainer, "overlap/overflow") == [0.0] * 4
+    assert logged(trainer, "rollouts_ahead/in_flight") == [9.0, 9.0, 3.0, 0.0]
+    assert logged(trainer, "rollouts_ahead/discarded") == [0.0] * 4
     assert logged(trainer, "dynamic_sampling/rounds")[:3] == [2.0, 1.0, 1.0]
 
 
@@ -214,7 +214,7 @@ def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_
     # no group trains twice or is lost
     assert in_one(map(sorted, first.trained[:2] + resumed.trained)) == solved(20)
     assert max(error for found in errors.values() for error in found) < 1e-4
-    assert logged(resumed, "overlap/groups_by_staleness/0")[2] == 2.0  # prompts 13 and 16
+    assert logged(resumed, "rollouts_ahead/groups_by_staleness/0")[2] == 2.0  # prompts 13 and 16
 
 
 def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(make, tmp_path):

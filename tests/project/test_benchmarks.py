@@ -95,7 +95,8 @@ def test_every_benchmark_of_the_results_is_a_study_and_each_has_a_line_in_the_li
 def test_an_evaluation_before_the_first_pass_is_of_the_prompts_that_are_sampled():
     rate_N = np.full(40, 0.5)
     ((_, policy),) = screening.play(rate_N, "on", 4, 1, memory=partial(screening.evaluated, rate_N, 8))
-    assert {group.name for group in policy.sampler.rollout.decided} <= screening.evaluated(rate_N, 8, 0, 16).prompts
+    sampled = {group.name for group in policy.sampler.rollout.decided_groups}
+    assert sampled <= screening.evaluated(rate_N, 8, 0, 16).prompts
 
 
 def test_ours_fills_every_batch_however_few_groups_are_accepted():

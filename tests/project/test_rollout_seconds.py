@@ -75,7 +75,7 @@ def test_uniform_pass_rates_are_found_by_their_acceptance():
 
 def test_the_screen_of_uniform_pass_rates_costs_more_than_whole_groups():
     # Whole groups of 8 cost 8 / (7 / 9) = 72 / 7 completions, and three sampled first cost 3 / (1 / 2) + 5 = 11.
-    assert saving_of_screen(7 / 9, 8, num_first=3) == pytest.approx(72 / 7 / 11, rel=1e-3)
+    assert saving_of_screen(7 / 9, 8, screen_size=3) == pytest.approx(72 / 7 / 11, rel=1e-3)
 
 
 def test_the_saving_of_the_screen_with_rare_groups_follows_from_harmonic_numbers():
@@ -122,7 +122,7 @@ def test_an_engine_that_samples_ahead_hides_a_rollout_behind_an_update(monkeypat
     trace = SimpleNamespace(num_prompts=256, num_generations=16, seed=0, rate_N=np.full(256, 0.5))
 
     def times(ahead):
-        policy = study.Ahead(World(trace), 8, ENGINES["vLLM, 512 slots"], carries=True, ahead=ahead)
+        policy = study.Ahead(World(trace), 8, ENGINES["vLLM, 512 slots"], carries=True, rollouts_ahead=ahead)
         found = [0.0]
         for policy._world.step in range(12):
             policy.play_until_trained(5.0)

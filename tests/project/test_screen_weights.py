@@ -66,13 +66,13 @@ def group_gradient(outcome, probabilities, rewards):
     return advantages_G @ score_GA
 
 
-def expected_gradient(probabilities, rewards, num_generations, num_first, weigh):
-    """Return what a prompt adds to a batch on average, if a group trains when its first `num_first` rewards differ."""
+def expected_gradient(probabilities, rewards, num_generations, screen_size, weigh):
+    """Return what a prompt adds to a batch on average, if a group trains when `screen_size` first rewards differ."""
     total = np.zeros(len(probabilities))
     for outcome in itertools.product(range(len(probabilities)), repeat=num_generations):
         rewards_G = rewards[list(outcome)]
-        if len(set(rewards_G[:num_first])) > 1:
-            weight = weigh(rewards_G.tolist(), num_first)
+        if len(set(rewards_G[:screen_size])) > 1:
+            weight = weigh(rewards_G.tolist(), screen_size)
             total += weight * probabilities[list(outcome)].prod() * group_gradient(outcome, probabilities, rewards)
     return total
 
@@ -85,13 +85,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("probabilities", "rewards", "num_generations", "num_first"), CASES)
+@pytest.mark.parametrize(("probabilities", "rewards", "num_generations", "screen_size"), CASES)
 def test_a_screened_and_weighted_group_has_the_gradient_of_a_whole_one(
-    probabilities, rewards, num_generations, num_first
+    probabilities, rewards, num_generations, screen_size
 ):
     whole = expected_gradient(probabilities, rewards, num_generations, num_generations, lambda *_: 1.0)
-    screened = expected_gradient(probabilities, rewards, num_generations, num_first, screen_weight)
-    biased = expected_gradient(probabilities, rewards, num_generations, num_first, lambda *_: 1.0)
+    screened = expected_gradient(probabilities, rewards, num_generations, screen_size, screen_weight)
+    biased = expected_gradient(probabilities, rewards, num_generations, screen_size, lambda *_: 1.0)
     assert np.abs(screened - whole).max() < 1e-12
     assert np.abs(biased).max() < 0.999 * np.abs(whole).max()  # without weights it is smaller
 

@@ -44,7 +44,7 @@ def entry(step: int, **metrics) -> dict:
     sampling = {"groups_generated": 16.0, "acceptance_rate": 6 / 16, "rounds": 2.0}
     sampling |= {"dropped/all_correct": 7.0, "dropped/all_wrong": 3.0, "dropped/masked": 0.0}
     sampling |= {"tokens_generated": 800.0, "tokens_trained": 320.0, "groups_trained": 6.0, "shortfall": 10.0}
-    rewards = {"reward": 0.1 * step, "filtered_reward": 0.1 * step + 0.05, "task_accuracy": 0.01 * step}
+    rewards = {"reward": 0.1 * step, "trained_reward": 0.1 * step + 0.05, "task_accuracy": 0.01 * step}
     return {
         **{"step": step, **rewards, "entropy": 1.0 / step, "grad_norm": 0.5},
         **{"microbatches": 4.0, "peak_microbatch_tokens": 9216.0},
@@ -164,7 +164,7 @@ def hostile_runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     runs = [root / "_a$\\frac$ <b>bold", root / "second"]
     for run, reward in zip(runs, (0.12, 0.1), strict=True):
-        asked = {"overlap/in_flight": 40.0}
+        asked = {"rollouts_ahead/in_flight": 40.0}
         history = [entry(step, reward=reward * step, entropy=10 * reward / step, **asked) for step in range(1, 41)]
         history += [{"step": 40, "eval_avg@4": 0.625, "eval_pass@4": 0.75, "eval_reward": 0.625}]
         write_state(run, [*history, {"step": 40, "train_runtime": 12.0}], max_steps=40)

@@ -24,7 +24,7 @@ def test_the_only_function_except_length_penalties_or_the_named_one_decides():
     assert (task.names, task.shaping, task.is_decided) == (("accuracy",), ("soft_overlong_punishment",), True)
     task = choose(["accuracy", "format"], ["accuracy", "accuracy"], weights=[2.0, 0.5])
     assert (task.names, task.shaping) == (("accuracy",), ("format",))
-    assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
+    assert task.weighted_sum(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
     assert task.is_correct(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
 
 
@@ -32,9 +32,9 @@ def test_several_functions_that_are_not_named_decide_by_their_sum_without_correc
     task = choose(["accuracy", "format"], weights=[2.0, 0.5])
     assert (task.names, task.shaping, task.is_decided) == (("accuracy", "format"), (), False)
     rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
-    assert task.of(rewards).tolist() == [2.5, 0.5, 0.5, 0.5]
+    assert task.weighted_sum(rewards).tolist() == [2.5, 0.5, 0.5, 0.5]
     # The second group is well-formatted but incorrect. Without correctness it is constant, not all correct.
-    assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "constant"]
+    assert drop_reasons(task.weighted_sum(rewards).view(2, 2), None, task.criterion) == [None, "constant"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_two_rewards_of_one_sum_are_equal_however_large_and_however_they_share_i
     task = choose(["accuracy", "style"])
     first_B = torch.rand(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * total
     rewards_BF = torch.stack([first_B, total - first_B], dim=1).float()
-    assert task.of(rewards_BF).unique().numel() > 1
+    assert task.weighted_sum(rewards_BF).unique().numel() > 1
     assert task.drop_reasons(rewards_BF, None, 8) == ["constant"] * 500
     # What they share may be far less than either: here the sum is 0.3.
     rewards_BF = torch.stack([total + first_B, 0.3 - total - first_B], dim=1).float()
@@ -103,8 +103,8 @@ def test_a_reward_that_equals_the_threshold_is_not_above_it_however_large():
 def test_values_that_differ_only_by_rounding_count_as_one():
     """100.3 and its neighbour in float32, which is 7.6e-6 above: with 0 two values, which are verdicts."""
     next_to = torch.nextafter(torch.tensor(100.3), torch.tensor(101.0)).item()
-    assert choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [next_to]])).has_correctness
-    assert not choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [100.4]])).has_correctness
+    assert choose(["score"]).with_added_values(torch.tensor([[0.0], [100.3], [next_to]])).has_correctness
+    assert not choose(["score"]).with_added_values(torch.tensor([[0.0], [100.3], [100.4]])).has_correctness
 
 
 def test_a_group_is_all_correct_by_the_best_reward_of_the_functions_that_scored_it():
@@ -129,7 +129,7 @@ def test_the_weight_of_the_deciding_reward_does_not_change_its_threshold(weight)
     task = choose(["accuracy", "style"], ["accuracy"], weights=[weight, 1.0], accuracy_threshold=0.5)
     rewards = torch.tensor([[1.0, 0.0], [0.4, 0.0], [1.0, 0.0], [1.0, 0.0]])
     assert task.is_correct(rewards).tolist() == [True, False, True, True]
-    assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "all_correct"]
+    assert drop_reasons(task.weighted_sum(rewards).view(2, 2), None, task.criterion) == [None, "all_correct"]
 
 
 def test_less_of_a_reward_with_a_negative_weight_is_better():
@@ -142,7 +142,7 @@ def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
     task = choose(["accuracy", "length"], weights=[1.0, 0.0])
     assert (task.names, task.shaping, task.is_decided) == (("accuracy",), (), True)
     # A completion that accuracy cannot score does not become incorrect by a reward without weight.
-    assert math.isnan(task.of(torch.tensor([[math.nan, 7.0]])).item())
+    assert math.isnan(task.weighted_sum(torch.tensor([[math.nan, 7.0]])).item())
 
 
 def test_names_that_cannot_decide_are_refused():
@@ -215,7 +215,7 @@ def test_the_line_at_the_start_says_which_rewards_decide_and_which_only_shape(ta
 def test_rewards_say_what_is_correct_if_they_have_two_values_or_were_named(options, rewards, accuracy):
     task, rewards_BF = choose(["score"], **options), torch.tensor(rewards)[:, None]
     # Two rewards at a time, as from two rounds.
-    seen = task.having_seen(rewards_BF[:2]).having_seen(rewards_BF[2:])
+    seen = task.with_added_values(rewards_BF[:2]).with_added_values(rewards_BF[2:])
     assert seen.metrics([rewards_BF]) == ({} if accuracy is None else {"task_accuracy": pytest.approx(accuracy)})
     assert ("is correct if" in seen.describe()) == (accuracy is not None)
     assert seen.drop_reasons(rewards_BF, None, 4) == task.drop_reasons(rewards_BF, None, 4)

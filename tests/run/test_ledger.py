@@ -17,7 +17,7 @@ from trl_dapo.run import ledger
 from trl_dapo.run.counts import num_accepted
 from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger, read_rollouts
 from trl_dapo.sampling.groups import GenerationRequest
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Completion, Round
 from trl_dapo.sampling.sampler import Sampler
@@ -49,7 +49,7 @@ def play(sampler, rewards_NF, lengths, reasons, sources=None, seconds=0.0, step=
     sampler.queue.send(requests)
     round_ = Round(requests, completions, seconds=seconds)
     sampler.add(round_)
-    sampler.decide(Decided(round_.groups, reasons, 0))
+    sampler.record_decisions(Decisions(round_.groups, reasons, 0))
     return round_.groups
 
 
@@ -140,7 +140,7 @@ def test_a_partial_group_of_an_earlier_rollout_that_is_given_up_has_no_round():
 def test_carried_groups_have_only_one_row():
     sampler = new_sampler(1, carries=True)
     play(sampler, [1.0, 0.0] * 2, [1] * 4, [None, None])
-    assert len(sampler.finish_rollout().carried) == 1
+    assert len(sampler.finish_rollout().carried_to_next) == 1
     sampler.target = 2
     sampler.start_rollout()
     play(sampler, [0.0, 0.0, 0.5, 0.0], [1, 1, 2, 2], ["all_wrong", None])

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 
 from trl_dapo.sampling.auto_switch import AutoSwitch
-from trl_dapo.sampling.policies import Decided, SelectionPolicy
+from trl_dapo.sampling.policies import Decisions, SelectionPolicy
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Completion, Round
@@ -85,7 +85,7 @@ class Run:
             correct = [group.rewards[:, 0] for group in groups]
             reasons = [None if 0 < one.sum() < len(one) else "all_wrong" for one in correct]
             counts = [(int(one[-minus_known:].sum()), len(one) + minus_known) for one in correct]
-            self.sampler.decide(Decided(groups, reasons, -minus_known, counts))
+            self.sampler.record_decisions(Decisions(groups, reasons, -minus_known, counts))
 
 
 def few_informative(num_prompts=2000, seed=0):
@@ -192,7 +192,7 @@ def test_whole_groups_count_as_accepted_or_not():
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
     groups = [Group(4)] * 4
-    switch.observe(Decided(groups, [None, "all_wrong", "all_wrong", None], 0, [(1, 4), (0, 4), (0, 4), (2, 4)]))
+    switch.observe(Decisions(groups, [None, "all_wrong", "all_wrong", None], 0, [(1, 4), (0, 4), (0, 4), (2, 4)]))
     assert (switch._num_prompts, switch._num_accepted) == (4, 2.0)
 
 
@@ -201,7 +201,7 @@ def test_first_completions_that_are_equal_count_for_the_probability_that_the_res
     # 3 / 5.
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
-    switch.observe(Decided([Group(2)] * 2, [None, "all_wrong"], 0, [(1, 2), (0, 2)]))
+    switch.observe(Decisions([Group(2)] * 2, [None, "all_wrong"], 0, [(1, 2), (0, 2)]))
     assert switch._num_accepted == pytest.approx(1 + 2 / 5)
 
 
@@ -210,17 +210,33 @@ def test_prompts_that_were_skipped_count_for_what_was_expected_of_them():
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
     policy.skipped += [(1.0, 1.0)] * 2
-    switch.observe(Decided([Group(4)], [None], 0, [(2, 4)]))
+    switch.observe(Decisions([Group(4)], [None], 0, [(2, 4)]))
     policy.skipped += [(1.0, 1.0)]  # after the last round, by a draw ahead
     switch.start_rollout()
     assert switch.acceptance.num_groups == 4
     assert switch.acceptance.num_accepted == pytest.approx(1 + 3 * 3 / 5)
 
 
+def test_what_each_of_two_policies_skipped_is_counted_once():
+    """
+    There are four prompts: an accepted one, two skipped ones whose groups would be accepted 3 times in 5, and a
+    skipped one that is never solved.
+    """
+    one, other = Skipping(1.0, 1.0), Skipping(1.0, 1.0)
+    switch = AutoSwitch([one, other], [one, other], num_generations=4)
+    one.skipped += [(1.0, 1.0)]
+    other.skipped += [(1.0, 1.0)]
+    switch.observe(Decisions([Group(4)], [None], 0, [(2, 4)]))
+    one.skipped += [(1e-9, 1.0)]
+    switch.start_rollout()
+    assert switch.acceptance.num_groups == 4
+    assert switch.acceptance.num_accepted == pytest.approx(1 + 2 * 3 / 5)
+
+
 def test_the_rest_of_a_group_is_not_counted_again():
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
-    switch.observe(Decided([Group(4)], [None], 2, [(1, 2)]))
+    switch.observe(Decisions([Group(4)], [None], 2, [(1, 2)]))
     assert switch._num_prompts == 0
 
 
@@ -229,7 +245,7 @@ def test_a_policy_that_is_expected_to_save_little_stays_off(saving, is_on):
     policy = Skipping(1.0, 1.0, saving)
     switch = AutoSwitch([policy], [policy], num_generations=4)
     for _ in range(10):
-        switch.observe(Decided([Group(4)] * 20, ["all_wrong"] * 18 + [None] * 2, 0, [(0, 4)] * 20))
+        switch.observe(Decisions([Group(4)] * 20, ["all_wrong"] * 18 + [None] * 2, 0, [(0, 4)] * 20))
         switch.start_rollout()
     assert policy.is_on is is_on
 
@@ -237,7 +253,7 @@ def test_a_policy_that_is_expected_to_save_little_stays_off(saving, is_on):
 def test_a_few_groups_that_are_all_dropped_switch_nothing_on():
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
-    switch.observe(Decided([Group(4)] * 4, ["all_wrong"] * 4, 0, [(0, 4)] * 4))
+    switch.observe(Decisions([Group(4)] * 4, ["all_wrong"] * 4, 0, [(0, 4)] * 4))
     switch.start_rollout()
     assert policy.is_on is False
 
@@ -245,14 +261,42 @@ def test_a_few_groups_that_are_all_dropped_switch_nothing_on():
 def test_the_message_gives_the_rate_what_is_done_and_the_saving():
     policy = Skipping(1.0, 1.0, saving=2.94)
     switch = AutoSwitch([policy], [policy], num_generations=4)
-    switch.observe(Decided([Group(4)] * 100, ["all_wrong"] * 90 + [None] * 10, 0, [(0, 4)] * 100))
+    switch.observe(Decisions([Group(4)] * 100, ["all_wrong"] * 90 + [None] * 10, 0, [(0, 4)] * 100))
     switch.start_rollout()
-    # Two further groups, one of them accepted, represent the prior: (10 + 1) / (100 + 2).
+    # Two further groups, one of them accepted, represent the prior: r = (10 + 1) / (100 + 2) = 0.108, and two standard
+    # deviations are 2 sqrt(r (1 - r) / 102) = 0.061.
     assert switch.take_messages() == [
-        "11% of groups are accepted: some prompts are skipped from here on, which is expected to reduce the number of "
-        "completions by a factor of 2.9."
+        "At most 17% of groups are accepted: some prompts are skipped from here on, which is expected to reduce the "
+        "number of completions by a factor of 2.9."
     ]
     assert switch.take_messages() == []
+
+
+def test_the_message_of_a_run_that_accepts_nothing_does_not_say_that_some_are_accepted():
+    policy = Skipping(1.0, 1.0)
+    switch = AutoSwitch([policy], [policy], num_generations=4)
+    switch.observe(Decisions([Group(4)] * 28, ["all_wrong"] * 28, 0, [(0, 4)] * 28))
+    switch.start_rollout()
+    # (0 + 1) / (28 + 2) = 0.033, and 0.036 with the change that the rate may have had since: 0.036 + 2 x 0.035.
+    assert switch.take_messages()[0].startswith("At most 11% of groups are accepted: ")
+
+
+def test_the_message_says_why_a_policy_goes_off():
+    """
+    There are 80 accepted groups of 100: r = 81 / 102 = 0.794, less 2 sqrt(r (1 - r) / 102) = 0.080. Or little is
+    saved.
+    """
+    for num_accepted, saving, why in (
+        (80, 2.0, "At least 71% of groups are accepted"),
+        (10, 1.05, "The expected saving is small by now (a factor of 1.05)"),
+    ):
+        policy = Skipping(1.0, 1.0, saving)
+        switch = AutoSwitch([policy], [policy], num_generations=4)
+        policy.is_on = True
+        reasons = [None] * num_accepted + ["all_wrong"] * (100 - num_accepted)
+        switch.observe(Decisions([Group(4)] * 100, reasons, 0, [(0, 4)] * 100))
+        switch.start_rollout()
+        assert switch.take_messages() == [f"{why}: no prompt is skipped from here on."]
 
 
 # ---- Checkpoints ----

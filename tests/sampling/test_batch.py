@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from trl_dapo.sampling.batch import fill_batch, num_missing
 from trl_dapo.sampling.groups import GenerationRequest, GroupState
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.queue import GroupQueue
 from trl_dapo.sampling.rounds import Completion, Round
@@ -51,7 +51,7 @@ def test_what_was_accepted_earlier_trains_first_and_the_rest_waits(carried, acce
     queue.send([GenerationRequest(group, 2) for group in groups])
     # Decisions may be made in any order.
     for group in reversed(groups):
-        queue.settle(group, GroupState.ACCEPTED)
+        queue.record_decision(group, GroupState.ACCEPTED)
     taken = queue.take_batch(target)
     assert [group.name for group in taken] == list(train)
     assert {group.state for group in taken} == {GroupState.TRAINED}
@@ -98,9 +98,9 @@ def test_the_rows_of_what_trained_are_let_go_with_the_rollout_though_a_group_of_
             request.group.lengths, request.group.truncated = [1, 1], [False, False]
             completions += [Completion(request.group, index) for index in range(2)]
         sampler.add(Round(requests, completions))
-        sampler.decide(Decided([request.group for request in requests], [None, None], 0))
+        sampler.record_decisions(Decisions([request.group for request in requests], [None, None], 0))
         batch = sampler.finish_rollout()
-        rows = [weakref.ref(group.rows[0]) for group in (*batch.train, *batch.carried)]
+        rows = [weakref.ref(group.rows[0]) for group in (*batch.train, *batch.carried_to_next)]
         del requests, completions, request, batch
         sampler.start_rollout()
         assert [row() is None for row in rows] == [True, False]

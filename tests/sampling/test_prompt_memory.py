@@ -236,6 +236,15 @@ def test_the_file_says_what_is_known_of_each_prompt_also_of_one_with_half_of_a_s
     assert broken.startswith(r"a\ud83d #")
 
 
+def test_a_group_is_seen_once_though_its_rest_is_sampled_later(tmp_path):
+    memory = PromptMemory()
+    memory.update("a", 1, 2, step=0)
+    memory.update("a", 0, 2, step=1, is_rest=True)
+    memory.save(tmp_path / "memory.parquet")
+    (row,) = pq.read_table(tmp_path / "memory.parquet").to_pylist()
+    assert [row[name] for name in ("num_seen", "num_correct", "num_scored", "last_step")] == [1, 1, 4, 1]
+
+
 def test_an_empty_memory_can_be_saved_and_takes_the_place_of_what_was_known(tmp_path):
     PromptMemory().save(tmp_path / "memory.parquet")
     memory = taught(3)

@@ -39,13 +39,13 @@ from trl_dapo.sampling import rounds as rounds_module
 from trl_dapo.sampling import rows as rows_module
 from trl_dapo.sampling.batch import Batch
 from trl_dapo.sampling.groups import GenerationRequest, GroupState, PromptGroup
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import (
     Completion,
-    Recorded,
     Round,
+    RoundRecording,
     ScoringPlan,
     bring_together,
     note_scores,
@@ -81,7 +81,7 @@ class Config:
     mode: str = "filter"
     min_replace_ratio: float = 0.3
     carries: bool = False
-    ahead: int = 0
+    rollouts_ahead: int = 0
     max_gen_batches: float = 10.0
     max_empty_batches: float = 0.0
     max_round_size: int | None = None
@@ -106,7 +106,7 @@ class RolloutEvent:
 
     fails_in: int | None = None
     fails_at: str = "requested"
-    num_left: float = math.inf  # rollouts of the run after this one
+    num_rollouts_left: float = math.inf  # rollouts of the run after this one
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def configs(draw: st.DrawFn) -> Config:
     if options["mode"] == "replace":
         options["min_replace_ratio"] = draw(st.sampled_from([0.3, 0.5, 1.0]))
     if options.get("carries"):
-        options["ahead"] = draw(st.sampled_from([0, 1, 2, 2]))
+        options["rollouts_ahead"] = draw(st.sampled_from([0, 1, 2, 2]))
     if options["mode"] != "mask":
         options["max_gen_batches"] = draw(st.sampled_from([10.0, 0.0, 1.0, 1.15, 2.5]))
         if options["max_gen_batches"] == 0.0:
@@ -150,7 +150,7 @@ def configs(draw: st.DrawFn) -> Config:
         if num_generations > 2:
             choices = [None, 2, *([3] if num_generations > 3 else []), "auto"]
             options["screen"] = draw(st.sampled_from(choices))
-        if options.get("ahead", 0) < 2:
+        if options.get("rollouts_ahead", 0) < 2:
             options["max_round_size"] = draw(st.none() | st.integers(1, 2 * target))
             multipliers = [None, None, 0.5, 1.0, 1.5, 3.0]
             most = options["max_gen_batches"] or math.inf
@@ -180,7 +180,7 @@ _ROLLOUTS = st.builds(
     RolloutEvent,
     fails_in=st.none() | st.none() | st.integers(0, 2),
     fails_at=st.sampled_from(FAILURES),
-    num_left=st.sampled_from([math.inf, math.inf, 2, 1, 0]),
+    num_rollouts_left=st.sampled_from([math.inf, math.inf, 2, 1, 0]),
 )
 _RESUMES = st.builds(
     ResumeEvent,
@@ -209,7 +209,13 @@ def configs_ahead(draw: st.DrawFn) -> Config:
     return replace(
         config,
         drifts=len(rates) > 3,
-        **{"mode": "filter", "carries": True, "ahead": ahead, "max_round_size": None, "batch_multiplier": None},
+        **{
+            "mode": "filter",
+            "carries": True,
+            "rollouts_ahead": ahead,
+            "max_round_size": None,
+            "batch_multiplier": None,
+        },
         max_gen_batches=draw(st.sampled_from([10.0, 3.0, 1.0])),
         screen=draw(st.sampled_from([None, config.screen])),
         num_prompts=60,
@@ -241,7 +247,7 @@ def new_sampler(config: Config, content: str) -> Sampler:
         policies.append(memory)
     if config.screen is not None:
         policies.append(Screen(config.screen, memory))
-    names = ("target", "num_generations", "num_ranks", "mode", "min_replace_ratio", "carries", "ahead")
+    names = ("target", "num_generations", "num_ranks", "mode", "min_replace_ratio", "carries", "rollouts_ahead")
     names += ("max_gen_batches", "max_empty_batches", "max_round_size", "batch_multiplier")
     stream = PromptStream(dataset, seed=3, shuffle=config.shuffles)
     return Sampler(stream, policies=policies, **{name: getattr(config, name) for name in names})
@@ -397,7 +403,7 @@ class Run:
         """Return each process's requests of the next round, or nothing."""
         sampler = self.first
         before = {request.group.number for request in sampler.queue.in_flight}
-        left = sampler.num_left
+        left = sampler.completions_left
         requests = [sampler.next_requests() for sampler in self.samplers]
         described = [[describe_request(request) for request in own] for own in requests]
         assert all(own == described[0] for own in described), "Processes request different completions."
@@ -408,7 +414,7 @@ class Run:
         num = sum(request.num_completions for request in requests[0])
         assert num % self.config.num_ranks == 0, "Processes have different shares of a round."
         is_due = all(request.group.number in before for request in requests[0])
-        assert num <= left or (is_due and self.config.ahead), "A round exceeds the budget."
+        assert num <= left or (is_due and self.config.rollouts_ahead), "A round exceeds the budget."
         numbers = [request.group.number for request in requests[0]]
         assert len({*numbers}) == len(numbers), "A group is requested twice in a round."
         for request in requests[0]:
@@ -432,8 +438,8 @@ class Run:
         def receive(rank: int) -> list[Completion]:
             mine = rows[local_slice(len(rows), rank, num_ranks)]
             lengths = [row.num_tokens for row in mine]
-            recorded = Recorded(rows=mine, lengths=lengths, truncated=[num == LONGEST for num in lengths])
-            return receive_rows(requests[rank], recorded, self.network)
+            recording = RoundRecording(rows=mine, lengths=lengths, truncated=[num == LONGEST for num in lengths])
+            return receive_rows(requests[rank], recording, self.network)
 
         completions = self.network.on_every_rank(receive, "receive_rows")
         for (group, index), row in zip(completions[0], rows, strict=True):
@@ -451,11 +457,11 @@ class Run:
         self._check_budget(requests[0])
         fail_at("added")
         decisions = [list(self._decisions(own)) for own in requests]
-        for i, decided in enumerate(decisions[0]):
+        for i, of_one_size in enumerate(decisions[0]):
             for sampler, own in zip(self.samplers, decisions, strict=True):
-                sampler.decide(own[i])
-            self.trace.append([(group.number, group.state, group.drop_reason) for group in decided.groups])
-            for group in decided.groups:
+                sampler.record_decisions(own[i])
+            self.trace.append([(group.number, group.state, group.drop_reason) for group in of_one_size.groups])
+            for group in of_one_size.groups:
                 if group.state is GroupState.DROPPED:
                     self._note_left(group)
             fail_at("decided")
@@ -532,7 +538,7 @@ class Run:
         most = max(self.first.max_completions, num_due)
         assert rollout.num_completions <= most, "A rollout samples more than its budget."
 
-    def _decisions(self, requests: list[GenerationRequest]) -> list[Decided]:
+    def _decisions(self, requests: list[GenerationRequest]) -> list[Decisions]:
         """Return the groups of a round by their size, as `DAPOTrainer._filter_groups` does."""
         by_size: dict[tuple[int, int], list[PromptGroup]] = {}
         for request in requests:
@@ -545,7 +551,7 @@ class Run:
             if self.first.selection.needs_counts:
                 new = [group.rewards[-minus_known:, 0].tolist() for group in groups]
                 counts = [(sum(r == 1 for r in own), sum(r == r for r in own)) for own in new]
-            decisions.append(Decided(groups, reasons, -minus_known, counts, self.book.version))
+            decisions.append(Decisions(groups, reasons, -minus_known, counts, self.book.version))
         return decisions
 
     def _reason(self, group: PromptGroup) -> str | None:
@@ -575,10 +581,10 @@ class Run:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
 
     def submit_ahead(self, event: RolloutEvent) -> None:
-        if not self.config.ahead:
+        if not self.config.rollouts_ahead:
             return
         for sampler in self.samplers:
-            sampler.request_ahead(event.num_left)
+            sampler.request_ahead(event.num_rollouts_left)
         self.note_drawn()
         num_in_flight = sum(request.num_completions for request in self.first.queue.in_flight)
         assert num_in_flight <= self.first.max_completions, "More is in flight than one rollout may take in."
@@ -590,7 +596,7 @@ class Run:
         config, book, sampler = self.config, self.book, self.first
         accepted = [group.number for group in sampler.queue.accepted]
         totals = replace(sampler.totals)
-        num_missing, left, gave_up = sampler.num_missing, sampler.num_left, sampler.has_given_up
+        num_missing, left, gave_up = sampler.num_missing, sampler.completions_left, sampler.has_given_up
         batches = [sampler.finish_rollout() for sampler in self.samplers]
         described = [[[group.number for group in part] for part in batch] for batch in batches]
         assert all(batch == described[0] for batch in described), "Processes have different batches."
@@ -619,9 +625,9 @@ class Run:
                 assert id_ not in book.trained, "A completion trains twice."
                 book.trained.add(id_)
                 assert book.version - book.versions[id_] <= MAX_STALENESS, "A completion is too stale to train."
-        for group in (*batch.surplus, *batch.given_up):
+        for group in (*batch.discarded, *batch.given_up):
             self._note_left(group)
-        assert all(group.state is GroupState.ACCEPTED for group in batch.carried)
+        assert all(group.state is GroupState.ACCEPTED for group in batch.carried_to_next)
         assert all(group.state is GroupState.PARTIAL for group in batch.partial)
         assert [group.number for group in sampler.queue.accepted] == described[0][2], "Carried groups are lost."
         assert [group.number for group in sampler.queue.partial] == described[0][4], "Partial groups are lost."
@@ -635,7 +641,7 @@ class Run:
                 for row in group.rows.values():
                     row.old_logps = np.zeros(len(row.completion_ids), np.float32)
         for request in sampler.queue.in_flight:
-            num_more = 1 if request.is_whole and config.ahead == 2 else 0
+            num_more = 1 if request.is_whole and config.rollouts_ahead == 2 else 0
             is_late = book.version - book.submitted[request.group.number] > num_more
             assert not is_late, "What was requested ahead is not taken in while it may train."
         self.submit_ahead(event)
@@ -885,23 +891,28 @@ def test_what_is_requested_ahead_trains_in_time_whatever_happens(config, events)
 
 
 SCREENED = Config(target=1, num_generations=3, num_ranks=1, screen=2, pass_rates=(0.5,), shuffles=False)
-AHEAD = Config(target=1, num_generations=2, num_ranks=1, carries=True, ahead=1, pass_rates=(0.5,), shuffles=False)
+AHEAD = Config(
+    target=1, num_generations=2, num_ranks=1, carries=True, rollouts_ahead=1, pass_rates=(0.5,), shuffles=False
+)
 # The shortest sequences of events that once failed, and a long one in which groups wait as long as they may.
 RUNS = {
     "acceptance_jumps": (
         replace(
             AHEAD,
-            **{"target": 2, "num_generations": 6, "num_ranks": 2, "ahead": 2, "num_prompts": 60},
+            **{"target": 2, "num_generations": 6, "num_ranks": 2, "rollouts_ahead": 2, "num_prompts": 60},
             **{"pass_rates": (1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5), "drifts": True, "max_gen_batches": 3.0},
         ),
         [RolloutEvent()] * 14,
     ),
     "rest_of_a_group_in_an_environment": (replace(SCREENED, moves=False), [RolloutEvent()]),
     "resume_without_its_queue": (AHEAD, [RolloutEvent(), ResumeEvent(into_used=True, has_queue=False)]),
-    "rewards_that_raise": (replace(AHEAD, carries=False, ahead=0), [RolloutEvent(0, "received"), RolloutEvent()]),
+    "rewards_that_raise": (
+        replace(AHEAD, carries=False, rollouts_ahead=0),
+        [RolloutEvent(0, "received"), RolloutEvent()],
+    ),
     "rewards_that_raise_ahead": (AHEAD, [RolloutEvent(0, "received"), RolloutEvent()]),
     "second_save_of_a_carried_group": (
-        replace(AHEAD, ahead=0, num_generations=4, batch_multiplier=3.0),
+        replace(AHEAD, rollouts_ahead=0, num_generations=4, batch_multiplier=3.0),
         [RolloutEvent(), ResumeEvent()],
     ),
     "all_groups_are_partial_when_a_rollout_gives_up": (
@@ -912,17 +923,17 @@ RUNS = {
             compares=True,
         ),
         [
-            RolloutEvent(1, "scored", num_left=2),
+            RolloutEvent(1, "scored", num_rollouts_left=2),
             RolloutEvent(),
             ResumeEvent(into_used=True, data="other", num_answered=1),
-            RolloutEvent(num_left=0),
+            RolloutEvent(num_rollouts_left=0),
             RolloutEvent(),
             RolloutEvent(),
         ],
     ),
     "one_of_four_answers_is_lost": (
         Config(
-            **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "ahead": 2},
+            **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "rollouts_ahead": 2},
             **{"max_gen_batches": 3.0, "is_iterable": True, "shuffles": False, "share_unscored": 0.2},
             pass_rates=(0.1, 0.5, 1.0),
         ),
@@ -940,7 +951,7 @@ RUNS = {
     ),
     "some_answers_are_lost": (
         Config(
-            **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "ahead": 2},
+            **{"target": 2, "num_generations": 7, "num_ranks": 2, "carries": True, "rollouts_ahead": 2},
             **{"num_prompts": 60, "is_iterable": True, "shuffles": False, "pass_rates": (0.1, 0.5, 1.0)},
         ),
         [*[RolloutEvent()] * 3, ResumeEvent(num_answered=1), RolloutEvent()],

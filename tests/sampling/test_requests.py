@@ -12,8 +12,8 @@ from trl_dapo.sampling.groups import GenerationRequest, GroupState, PromptGroup
 from trl_dapo.sampling.prompt_memory import Population
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.queue import GroupQueue
-from trl_dapo.sampling.screen import cheapest_first, expected_cost
-from trl_dapo.sampling.selection import in_equal_shares, num_for_equal_shares, rest_of, within_rows
+from trl_dapo.sampling.screen import cheapest_screen_size, expected_cost
+from trl_dapo.sampling.selection import extend_to_equal_shares, num_for_equal_shares, rest_of, shrink_to_fit
 
 
 pytestmark = pytest.mark.fast
@@ -46,10 +46,10 @@ def test_the_cost_of_an_accepted_group_is_the_first_few_over_their_chance_and_th
 
 
 def test_whole_groups_are_asked_for_where_most_are_accepted_and_few_where_most_are_not():
-    assert cheapest_first(1, 1, 4) == 4
-    assert cheapest_first(50, 50, 16) == 16  # a pass rate near one half
-    assert cheapest_first(0.01, 1, 16) in (2, 3)  # hardly ever solved
-    assert cheapest_first(0.01, 1, 2) == 2  # there is no smaller number
+    assert cheapest_screen_size(1, 1, 4) == 4
+    assert cheapest_screen_size(50, 50, 16) == 16  # a pass rate near one half
+    assert cheapest_screen_size(0.01, 1, 16) in (2, 3)  # hardly ever solved
+    assert cheapest_screen_size(0.01, 1, 2) == 2  # there is no smaller number
 
 
 def test_the_rest_of_the_oldest_comes_first_as_far_as_completions_are_left():
@@ -61,24 +61,24 @@ def test_the_rest_of_the_oldest_comes_first_as_far_as_completions_are_left():
 def test_if_the_engine_takes_no_more_the_last_whole_groups_are_requested_in_part():
     # 3 x 16 = 48 rows, and room for 40: only the first 8 of the last are requested.
     whole = [first(16, 16, i) for i in range(3)]
-    assert nums(within_rows(whole, 40)) == [16, 16, 8]
-    assert nums(within_rows(whole[:2], 40)) == [16, 16]
+    assert nums(shrink_to_fit(whole, 40)) == [16, 16, 8]
+    assert nums(shrink_to_fit(whole[:2], 40)) == [16, 16]
 
 
 def test_processes_have_equal_shares_by_one_more_of_the_last_first_completions():
-    assert nums(in_equal_shares([first(3), first(3), first(3)], 4, never)) == [3, 3, 6]
-    assert nums(in_equal_shares([first(3), first(8)], 4, never)) == [4, 8]
+    assert nums(extend_to_equal_shares([first(3), first(3), first(3)], 4, never)) == [3, 3, 6]
+    assert nums(extend_to_equal_shares([first(3), first(8)], 4, never)) == [4, 8]
     # The rest of a group cannot grow, so three completions of another prompt are requested, even if it should be
     # sampled whole.
     for num in (2, 8):
-        even = in_equal_shares([rest(5)], 4, lambda _, num=num: [first(num, number=1)])  # 5 + 3 = 2 * 4
+        even = extend_to_equal_shares([rest(5)], 4, lambda _, num=num: [first(num, number=1)])  # 5 + 3 = 2 * 4
         assert [(one.group.number, one.num_completions) for one in even] == [(0, 5), (1, 3)]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 16])
 def test_whatever_is_partial_processes_get_equal_shares(num_ranks):
     for num in range(1, 8):
-        even = in_equal_shares([rest(num)], num_ranks, lambda wanted: [first(8, number=1)] * wanted)
+        even = extend_to_equal_shares([rest(num)], num_ranks, lambda wanted: [first(8, number=1)] * wanted)
         assert sum(nums(even)) % num_ranks == 0
         # A single completion cannot be compared with another one. If one is missing, each process takes one more.
         assert all(2 <= one <= 8 for one in nums(even)[1:])
@@ -95,7 +95,7 @@ def test_a_checkpoint_keeps_partial_groups_by_their_position_in_the_stream(kind)
             request = GenerationRequest(queue.draw(name, example, stream.taken_at[0]), 3)
             queue.send([request])
             request.group.receive(request, [0, 0, 0])
-            queue.settle(request.group, GroupState.PARTIAL)
+            queue.record_decision(request.group, GroupState.PARTIAL)
     assert [group.stream_position for group in queue.partial] == [(0, 3), (0, 7), (1, 0)]
 
     def resumed(rows):

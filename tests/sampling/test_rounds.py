@@ -13,7 +13,7 @@ from trl_dapo.sampling import rounds, rows
 from trl_dapo.sampling.groups import GenerationRequest, PromptGroup
 from trl_dapo.sampling.rounds import (
     Completion,
-    Recorded,
+    RoundRecording,
     ScoringPlan,
     bring_together,
     in_batch,
@@ -241,11 +241,11 @@ def received(accelerator, rank, names, num_ranks=2):
     """
     groups = [new_group(4, number, name) for number, name in enumerate(names)]
     mine = range(2 * len(groups))[local_slice(2 * len(groups), rank, num_ranks)]
-    recorded = Recorded(
+    recording = RoundRecording(
         rows=rows_of([i + 1 for i in mine]), lengths=[i + 1 for i in mine], truncated=[i % 2 == 1 for i in mine]
     )
     requests = [GenerationRequest(group, 2, policy_rollout=3, policy_step=5) for group in groups]
-    return groups, receive_rows(requests, recorded, accelerator)
+    return groups, receive_rows(requests, recording, accelerator)
 
 
 def test_completions_join_their_groups_and_each_process_keeps_the_rows_that_it_sampled(processes):

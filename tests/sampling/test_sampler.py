@@ -12,7 +12,7 @@ from datasets import Dataset, IterableDataset
 
 from trl_dapo.sampling.drop_reasons import Criterion, drop_reasons
 from trl_dapo.sampling.groups import GenerationRequest, GroupState
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions, SelectionPolicy
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.report import rollout_log
@@ -112,14 +112,14 @@ def play(sampler, reasons, counts=None):
     """Run one round, whatever the sampler would have requested."""
     requests = invent(sampler, len(reasons))
     answer(sampler, requests)
-    sampler.decide(Decided([request.group for request in requests], reasons, 0, counts))
+    sampler.record_decisions(Decisions([request.group for request in requests], reasons, 0, counts))
     return sampler
 
 
 def decide_all(sampler, requests, reasons):
     """Receive the completions, and decide on the groups."""
     answer(sampler, requests)
-    sampler.decide(Decided([request.group for request in requests], reasons, 0))
+    sampler.record_decisions(Decisions([request.group for request in requests], reasons, 0))
 
 
 def play_rollout(sampler, rng, rate=1 / 3):
@@ -128,7 +128,7 @@ def play_rollout(sampler, rng, rate=1 / 3):
     while requests := sampler.next_requests():
         answer(sampler, requests)
         groups = [request.group for request in requests]
-        sampler.decide(Decided(groups, [YES if rng.random() < rate else NO for _ in groups], 0))
+        sampler.record_decisions(Decisions(groups, [YES if rng.random() < rate else NO for _ in groups], 0))
 
 
 def let_wait(sampler, num_groups, staleness=1, num=None, place=0):
@@ -142,7 +142,7 @@ def let_wait(sampler, num_groups, staleness=1, num=None, place=0):
         group.receive(request, [0] * request.num_completions)
         group.rewards = torch.zeros(request.num_completions, 1)
         group.lengths, group.truncated = [0] * request.num_completions, [False] * request.num_completions
-        sampler.queue.settle(group, GroupState.PARTIAL if num else GroupState.ACCEPTED)
+        sampler.queue.record_decision(group, GroupState.PARTIAL if num else GroupState.ACCEPTED)
         groups.append(group)
     return groups
 
@@ -195,7 +195,7 @@ def test_groups_are_counted_over_the_rounds():
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_screen_that_is_left_out_as_a_run_begins_requests_whole_groups_alone(ahead):
     """As if a reward function turns out to fail on the first completions of a group."""
-    sampler = new(4, num_generations=4, screen=3, carries=True, ahead=ahead)
+    sampler = new(4, num_generations=4, screen=3, carries=True, rollouts_ahead=ahead)
     sampler.selection.policies.clear()
     sampler.start_rollout()
     sampler.request_ahead()
@@ -291,7 +291,7 @@ def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
     rows, groups = rows_from_generated(generated, ["p"] * 12), [request.group for request in requests]
     for group in groups:
         group.rows = {i: rows[G * group.number + i] for i in range(G)}
-    sampler.decide(Decided(groups, reasons, 0))
+    sampler.record_decisions(Decisions(groups, reasons, 0))
     # Groups 0 and 2 could fill a batch of two, cut to one token. 3 and 5 are released.
     tokens = [[len(row.completion_ids) for row in group.rows.values()] for group in groups]
     assert tokens == [[1, 1], [2, 2], [1, 1], [], [2, 2], []]
@@ -303,7 +303,7 @@ def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
         (512, {}, 1.3, 0),
         (64, {"carries": True}, 1.15, 0.2),
         (512, {"carries": True}, 1.06, 0.1),
-        (512, {"carries": True, "ahead": 1}, 1.03, 0.15),
+        (512, {"carries": True, "rollouts_ahead": 1}, 1.03, 0.15),
     ],
     ids=str,
 )
@@ -314,7 +314,7 @@ def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rou
     for step in range(num_rollouts + 5):
         play_rollout(sampler, rng)
         if step >= 5:
-            num_carried += sampler.rollout.num_carried
+            num_carried += sampler.rollout.num_carried_in
             num_accepted += len(sampler.rollout.accepted)
             num_rounds += sampler.rollout.num_rounds
         sampler.finish_rollout()
@@ -340,7 +340,7 @@ def test_carried_groups_train_and_need_not_be_sampled():
     play(sampler, [YES, YES])
     batch = sampler.finish_rollout()
     assert numbers(batch.train) == [0, 1, 2, 3]
-    assert numbers(batch.carried) == [4]
+    assert numbers(batch.carried_to_next) == [4]
     sampler.start_rollout()
     assert sampler.num_missing == 3
     play(sampler, [YES, YES, YES])
@@ -354,7 +354,7 @@ def test_carried_groups_train_and_need_not_be_sampled():
     ids=["discarded", "whatever the number of processes", "one batch"],
 )
 def test_what_is_carried_fits_one_batch(options, num_accepted, num_carried):
-    assert len(play(new(4, **options), [YES] * num_accepted).finish_rollout().carried) == num_carried
+    assert len(play(new(4, **options), [YES] * num_accepted).finish_rollout().carried_to_next) == num_carried
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_the_rest_of_a_partial_group_is_requested_first():
     sampler = new(4, num_generations=4)
     requests = invent(sampler, 1, num=3)
     answer(sampler, requests)
-    sampler.decide(Decided([requests[0].group], [None], 0))
+    sampler.record_decisions(Decisions([requests[0].group], [None], 0))
     assert sampler.queue.partial == [requests[0].group]
     first = sampler.next_requests()[0]
     assert (first.group, first.num_completions) == (requests[0].group, 1)
@@ -511,7 +511,7 @@ def test_a_round_that_was_interrupted_is_sampled_by_the_next_rollout():
     sampler.start_rollout()  # as if the engine had failed, and `train` was called again
     assert names(sampler.next_requests()) == names(requests) == list("0123")
     answer(sampler, sampler.queue.in_flight)
-    sampler.decide(Decided([request.group for request in requests], [NO] * 4, 0))
+    sampler.record_decisions(Decisions([request.group for request in requests], [NO] * 4, 0))
     assert names(sampler.next_requests())[0] == "4"
 
 
@@ -520,7 +520,7 @@ def drawn_twice(num_partial, options, at_resume, lost=None):
     Return what is drawn ahead after partial groups and the position of the stream, and the same after a resume. For
     two processes.
     """
-    options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True, "ahead": 1} | options
+    options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True, "rollouts_ahead": 1} | options
     one = make(**options)
     one.stream.take(num_partial)
     let_wait(one, num_partial, num=3)
@@ -564,7 +564,7 @@ def screened_round(sampler, requests, rights):
         rewards_NG = torch.cat([group.rewards for group in groups]).view(len(groups), size)
         criterion = Criterion(max_accuracy=0.5) if groups[0].is_whole else Criterion()
         reasons = drop_reasons(rewards_NG, None, criterion)
-        sampler.decide(Decided(groups, reasons, -minus_known))
+        sampler.record_decisions(Decisions(groups, reasons, -minus_known))
 
 
 def only(sampler, requests, num):
@@ -590,7 +590,7 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     assert [one.is_first for one in requests[:3]] == [False, False, True]
     screened_round(sampler, only(sampler, requests, 2), [0, 2])
     share = (0.95 + 1) / (0.95 + 2)  # one of two, and one more that represents no band and loses weight
-    assert sampler.selection.round_size.share_completed == pytest.approx(share)
+    assert sampler.selection.round_size.partial_acceptance_rate == pytest.approx(share)
     before = acceptance_of(sampler).num_accepted
     screened_round(sampler, only(sampler, sampler.next_requests(), 3), [1, 1, 1])
     assert acceptance_of(sampler).num_accepted == pytest.approx(0.95 * before + 3 * share)
@@ -604,9 +604,9 @@ def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume
     sampler = new(4, num_generations=4, screen=2)
     screened_round(sampler, only(sampler, sampler.next_requests(), 2), [1, 1])
     screened_round(sampler, only(sampler, sampler.next_requests(), 2), [2, 2])
-    assert sampler.selection.round_size.share_completed == pytest.approx(0.95 / 2.95)  # none of two
+    assert sampler.selection.round_size.partial_acceptance_rate == pytest.approx(0.95 / 2.95)  # none of two
     again, _ = resumed(saved(sampler))
-    assert again.selection.round_size.share_completed == sampler.selection.round_size.share_completed
+    assert again.selection.round_size.partial_acceptance_rate == sampler.selection.round_size.partial_acceptance_rate
 
 
 @pytest.mark.parametrize(("screen", "new"), [("on", [8]), (3, [3] * 4)])
@@ -633,7 +633,8 @@ def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
     # Three of each are requested first. Half of them differ, and 5 more of these are requested: 3 + 5 / 2 of 64 are 11
     # prompts.
     assert len(learn(new(8, num_generations=8, max_gen_batches=1.0, screen=3), 50, 100).next_requests()) == 11
-    assert new(10, num_generations=10, max_gen_batches=1.15).num_left == 115  # not 1.15 x 100 = 114.99999999999999
+    # 1.15 x 100 is 114.99999999999999 in floating point.
+    assert new(10, num_generations=10, max_gen_batches=1.15).completions_left == 115
 
 
 KINDS = [{}, {"screen": 3}, {"screen": "on"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
@@ -651,7 +652,7 @@ def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, opt
     With 8 completions per group. At most a quarter of a batch, or one group, is left unrequested when it is not full.
     """
     sampler = make(num_generations=8, max_gen_batches=num_batches, **{"target": 8} | options)
-    multiple_of, num_ranks = sampler.selection.multiple_of, sampler.selection.num_ranks
+    multiple_of, num_ranks = sampler.selection.group_multiple, sampler.selection.num_ranks
     batch, least, rng = sampler.target * 8, max(2 * sampler.target, 8 * multiple_of), random.Random(0)
     for_equal_shares = 32 if num_ranks == 16 else 0  # of first completions: reserved for equal shares
     for _ in range(15):
@@ -704,7 +705,7 @@ def state():
     sampler = new(4, carries=True)
     requests = sampler.next_requests()
     answer(sampler, requests)
-    sampler.decide(Decided([request.group for request in requests], [YES] * 3 + [NO], 0))
+    sampler.record_decisions(Decisions([request.group for request in requests], [YES] * 3 + [NO], 0))
     play(sampler, [YES] * 3 + [NO] * 5).finish_rollout()  # six are accepted, and four train
     return sampler.state_dict(), sampler.queue.state_dict()
 
@@ -791,11 +792,11 @@ def test_a_memory_that_the_checkpoint_lacks_starts_empty(state):
 
 
 def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
-    sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
+    sampler = new(4, carries=True, batch_multiplier=1.5, rollouts_ahead=1)
     requests = sampler.next_requests()
     assert names(requests) == list("012345")
     decide_all(sampler, requests, [YES] * 6)
-    assert len(sampler.finish_rollout().carried) == 2
+    assert len(sampler.finish_rollout().carried_to_next) == 2
     sampler.request_ahead()
     assert names(sampler.queue.in_flight) == ["6", "7", "8", "9", "10", "11"]
     sampler.start_rollout()
@@ -807,7 +808,7 @@ def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
 
 def test_a_round_asks_for_the_first_few_of_the_next_batch_if_it_may_carry_them():
     options = {"num_generations": 4, "carries": True, "screen": 1}
-    others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"ahead": 2}
+    others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"rollouts_ahead": 2}
     assert [len(new(4, **options | other).next_requests()) for other in others] == [8, 4, 4, 4, 4]
     sampler = new(4, **options)
     let_wait(sampler, 5, num=1)
@@ -815,7 +816,7 @@ def test_a_round_asks_for_the_first_few_of_the_next_batch_if_it_may_carry_them()
 
 
 def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
-    sampler = learn(new(32, num_generations=4, carries=True, screen=1, ahead=2), 500, 1000)
+    sampler = learn(new(32, num_generations=4, carries=True, screen=1, rollouts_ahead=2), 500, 1000)
     sampler.finish_rollout()
     let_wait(sampler, 16, num=1, staleness=1)
     sampler.request_ahead()
@@ -824,16 +825,16 @@ def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
 
 
 def test_a_draw_ahead_counts_on_what_is_carried():
-    sampler, alone = (learn(make(512, carries=True, ahead=1), 500, 1000) for _ in range(2))
+    sampler, alone = (learn(make(512, carries=True, rollouts_ahead=1), 500, 1000) for _ in range(2))
     let_wait(sampler, 256)
     sampler.request_ahead()
     alone.request_ahead()
     assert len(sampler.queue.in_flight) < 0.6 * len(alone.queue.in_flight)
-    full = make(512, carries=True, ahead=1)
+    full = make(512, carries=True, rollouts_ahead=1)
     let_wait(full, 512)
     full.request_ahead()
     assert full.queue.in_flight == []
-    first = make(4, ahead=1)
+    first = make(4, rollouts_ahead=1)
     first.request_ahead()
     assert len(first.queue.in_flight) == 4
 
@@ -854,7 +855,7 @@ def test_partial_groups_are_given_up_once_their_first_completions_are_two_rollou
 
 
 def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
-    sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
+    sampler = new(4, carries=True, batch_multiplier=1.5, rollouts_ahead=1)
     decide_all(sampler, sampler.next_requests(), [YES] * 4 + [NO] * 2)
     sampler.finish_rollout()
     sampler.request_ahead()
@@ -862,7 +863,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     other, differs = resumed(state, queue, batch_multiplier=1.5)
     assert differs == {}
     assert (saved(other), other.queue.state_dict()) == (state, queue)
-    other.ahead = 1
+    other.rollouts_ahead = 1
     other.start_rollout()
     assert facts(other.next_requests()) == drawn
     assert other.stream.state_dict() == sampler.stream.state_dict()
@@ -871,7 +872,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
 
 
 def test_a_checkpoint_keeps_of_partial_groups_as_much_as_was_requested_ahead():
-    options = {"carries": True, "ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
+    options = {"carries": True, "rollouts_ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
     sampler = make(4, **options)
     sampler.stream.take(3)
     let_wait(sampler, 3, num=1)
@@ -892,7 +893,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
             return skips
 
     memory = SkipsEven(seed=0)
-    sampler = new(2, carries=True, batch_multiplier=1.0, ahead=1, memory=memory)
+    sampler = new(2, carries=True, batch_multiplier=1.0, rollouts_ahead=1, memory=memory)
     play(sampler, [YES] * 2, [(1, 2)] * 2)
     sampler.finish_rollout()
     assert sampler.skipped == []
@@ -904,7 +905,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
         sampler.queue.state_dict(),
         target=2,
         batch_multiplier=1.0,
-        ahead=1,
+        rollouts_ahead=1,
         memory=of_other,
     )
     assert of_other.asked == 0
@@ -921,7 +922,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 def two_ahead(monkeypatch, **options):
     """All requested groups are predicted to be accepted."""
     monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: max(int(wanted), 0))
-    return new(4, carries=True, ahead=2, **options)
+    return new(4, carries=True, rollouts_ahead=2, **options)
 
 
 def play_requests(sampler, reasons, requests=None):
@@ -974,8 +975,8 @@ def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatc
     sampler.request_ahead()
     assert len(play_requests(sampler, [YES] * 14)) == 14
     batch = end_rollout(sampler)
-    assert len(batch.train) == len(batch.carried) == 4  # no more than one rollout can train
-    assert rollout_log(sampler, batch, ["right"], torch.ones(1), {})["overlap/overflow"] == 6.0
+    assert len(batch.train) == len(batch.carried_to_next) == 4  # no more than one rollout can train
+    assert rollout_log(sampler, batch, ["right"], torch.ones(1), {})["rollouts_ahead/discarded"] == 6.0
 
 
 def test_nothing_is_asked_for_that_no_rollout_would_train(monkeypatch):
@@ -1005,7 +1006,7 @@ def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_n
     sampler.request_ahead()
     play_requests(sampler, [YES] * 4)
     end_rollout(sampler)
-    again, differs = resumed(saved(sampler), sampler.queue.state_dict(), ahead=2)
+    again, differs = resumed(saved(sampler), sampler.queue.state_dict(), rollouts_ahead=2)
     assert differs == {}
     assert facts(again.queue.in_flight) == facts(sampler.queue.in_flight)
     assert again.passes == sampler.passes == 4 / 10_000
@@ -1015,6 +1016,58 @@ def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_n
     assert when["4"] == (0, 0, 2)
     assert when["5"] == when["6"] == (1, 7, 3)
     assert names(again.queue.in_flight) == [str(i) for i in range(4, 12)]
+
+
+@pytest.mark.parametrize(("num_completed", "num_prompts"), [(1.0, 6), (2.0, 7)])
+def test_the_rest_of_a_partial_group_in_flight_is_counted_on_and_no_prompt_is_requested_for_it_again(
+    monkeypatch, num_completed, num_prompts
+):
+    """
+    Two rollouts need eight groups. Two partial groups are expected to bring two of these, or one if half of the
+    completed ones are dropped. So six or seven prompts are requested in addition to their rests, and later no more.
+    """
+    sampler = two_ahead(monkeypatch, num_generations=4, screen=1)
+    sampler.selection.round_size._completed = [1.0, num_completed]
+    sampler.finish_rollout()
+    let_wait(sampler, 2, num=1)
+    sampler.request_ahead()
+    requested = facts(sampler.queue.in_flight)
+    assert [one.is_first for one in sampler.queue.in_flight] == [False] * 2 + [True] * num_prompts
+    sampler.request_ahead()
+    assert facts(sampler.queue.in_flight) == requested
+
+
+def test_a_prompt_that_one_policy_skips_is_not_put_to_the_next():
+    class Skips(SelectionPolicy):
+        def __init__(self, names):
+            self.names, self.skipped = names, []
+
+        def skips(self, name, may_skip):
+            if name in self.names:
+                self.skipped.append((1.0, 1.0))
+            return name in self.names
+
+    sampler = Sampler(stream(), target=2, num_generations=G, policies=[Skips("01"), Skips("12")])
+    sampler.start_rollout()
+    assert names(sampler.next_requests()) == ["3", "4"]
+    assert len(sampler.skipped) == 3  # prompts 0, 1 and 2, each of them once
+
+
+def test_the_seconds_of_refills_leave_out_what_counts_as_the_first_round(monkeypatch):
+    """Two rounds requested by an earlier rollout count as one, the first. A third one, of two groups, took 4 s."""
+    sampler = two_ahead(monkeypatch)
+    sampler.request_ahead()
+    play_requests(sampler, [YES] * 4)
+    end_rollout(sampler)
+    sampler.start_rollout(1)
+    play_requests(sampler, [NO] * 4)
+    play_requests(sampler, [YES, YES, NO, NO])
+    sampler.request_ahead()
+    assert play_requests(sampler, [YES, YES]) == ["12", "13"]
+    for round_, seconds in zip(sampler.rollout.rounds, [1.0, 2.0, 4.0], strict=True):
+        round_.seconds = seconds
+    log = rollout_log(sampler, sampler.finish_rollout(), ["right"], torch.ones(1), {})
+    assert (log["dynamic_sampling/rounds"], log["dynamic_sampling/refill_seconds"]) == (2.0, 4.0)
 
 
 def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
@@ -1049,15 +1102,15 @@ def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fi
     for step in (1, 2):
         sampler.finish_rollout()
         sampler.start_rollout(step)
-    sampler.rollout.num_carried = len(let_wait(sampler, 4, place=100))  # as if others had filled the batch
+    sampler.rollout.num_carried_in = len(let_wait(sampler, 4, place=100))  # as if others had filled the batch
     assert sampler.num_missing == 0
     assert play_requests(sampler, [YES] * 12) == [str(i) for i in range(12)]  # requested in rollout 0, and due in 2
     assert sampler.next_requests() == []
     batch = sampler.finish_rollout()
     assert numbers(batch.train) == [0, 1, 2, 3]  # the oldest
     # they would train three rollouts after they were sampled
-    assert numbers(batch.surplus) == [4, 5, 6, 7, 8, 9, 10, 11]
-    assert numbers(batch.carried) == [12, 13, 14, 15]
+    assert numbers(batch.discarded) == [4, 5, 6, 7, 8, 9, 10, 11]
+    assert numbers(batch.carried_to_next) == [12, 13, 14, 15]
 
 
 # ---- The limit, several processes and screening ----

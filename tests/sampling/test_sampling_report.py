@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 
 from trl_dapo.sampling.groups import GenerationRequest
-from trl_dapo.sampling.policies import Decided
+from trl_dapo.sampling.policies import Decisions
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.report import advise, describe_mismatch, describe_shortfall, rollout_log, rollout_metrics
 from trl_dapo.sampling.rounds import Completion, Round
@@ -56,19 +56,19 @@ def sampler():
     sampler = new_sampler(4, policies=[Screen(2)])
     few = {"step_time": 2.0, "completions/min_words": 9.0}
     round_ = sample_text(sampler, "11 00", [3, 4, 5, 6], "0001", ["x", "y"], **few)
-    sampler.decide(Decided(round_.groups, ["all_correct", "all_wrong"], 0))
+    sampler.record_decisions(Decisions(round_.groups, ["all_correct", "all_wrong"], 0))
     whole = {"step_time": 5.0, "completions/min_words": 1.0}
     round_ = sample_text(sampler, "0101", [7, 8, 9, 10], "0001", ["x"], **whole)
-    sampler.decide(Decided(round_.groups, [None], 0))
+    sampler.record_decisions(Decisions(round_.groups, [None], 0))
     return sampler
 
 
 def test_surplus_that_is_discarded_counts_as_accepted_in_the_acceptance_rate_of_its_source():
     sampler = new_sampler(4)
     round_ = sample_text(sampler, "0101 0101 0101 1111", [1] * 16, "0" * 16, ["x"] * 4)
-    sampler.decide(Decided(round_.groups, [None, None, None, "all_correct"], 0))
+    sampler.record_decisions(Decisions(round_.groups, [None, None, None, "all_correct"], 0))
     batch = sampler.finish_rollout()
-    assert (len(batch.train), len(batch.surplus)) == (2, 1)
+    assert (len(batch.train), len(batch.discarded)) == (2, 1)
     log = rollout_log(sampler, batch, ["right"], torch.tensor([1.0]), {"tokens_trained": 8})
     assert log["dynamic_sampling/acceptance_rate/x"] == 3 / 4
 
@@ -112,7 +112,7 @@ def test_groups_whose_totals_differ_by_rounding_alone_have_equal_rewards():
     rewards_BF = torch.tensor([[700.1, 300.2], [500.15, 500.15], [700.1, 300.2], [700.1, 300.3]])
     metrics = {"frac_reward_zero_std": 0.0}  # by a standard deviation, as in TRL
     round_ = sample(sampler, rewards_BF, 2, [1] * 4, [False] * 4, **metrics)
-    sampler.decide(Decided(round_.groups, ["constant", None], 0))
+    sampler.record_decisions(Decisions(round_.groups, ["constant", None], 0))
     log = rollout_log(sampler, sampler.finish_rollout(), ["one", "other"], torch.ones(2), {})
     assert log["frac_reward_zero_std"] == 1 / 2
 
@@ -139,6 +139,40 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
     for group in sampler.rollout.dropped:
         group.drop_reason = "too long for me"
     assert advise(sampler.rollout) == ""  # for a reason of the user's own
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said", "purpose"),
+    [
+        (
+            ["all_wrong", "all_correct"],
+            "No group was accepted, so a higher `dynamic_sampling_max_gen_batches` (3) would probably not fill the "
+            "batch either.",
+            "continue with the next rollout",
+        ),
+        (
+            ["unscored", "unscored", None],
+            "The task's reward functions return `None` or NaN for most completions: check their inputs. A higher "
+            "`dynamic_sampling_max_gen_batches` (3) does not help, since groups without scores are never accepted.",
+            "train on what was accepted",
+        ),
+    ],
+    ids=["none accepted", "no scores"],
+)
+def test_a_higher_limit_is_not_advised_where_it_would_not_help(reasons, said, purpose):
+    sampler = new_sampler(2)
+    round_ = sample_text(sampler, " ".join(["01"] * len(reasons)), [1] * 6, "0" * 6, None)
+    sampler.record_decisions(Decisions(round_.groups, reasons, 0))
+    assert describe_shortfall(sampler.rollout, 3, 1, 0).endswith(f" {said}")
+    way_out = f"Or set `dynamic_sampling_on_exhausted='top_up'` to {purpose}."
+    assert describe_shortfall(sampler.rollout, 3).endswith(f" {said} {way_out}")
+
+
+def test_a_higher_limit_is_advised_where_no_group_is_whole_yet():
+    sampler = new_sampler(4, policies=[Screen(2)])
+    round_ = sample_text(sampler, "01 01", [1] * 4, "0000", None)
+    sampler.record_decisions(Decisions(round_.groups, [None, None], 0))
+    assert describe_shortfall(sampler.rollout, 1, 1, 0).endswith(" Raise `dynamic_sampling_max_gen_batches` (1).")
 
 
 def test_a_checkpoint_without_dynamic_sampling_has_no_place_among_the_prompts():

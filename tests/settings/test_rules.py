@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 
 DEFAULTS = declared_fields()  # the defaults of a config, without importing it
 FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1}
-FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
+FACTS |= {"why_padding_matters": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
 FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
 FACTS |= {"why_no_correctness": None}
 CARRY = {"dynamic_sampling_surplus": "carry"}
@@ -196,7 +196,7 @@ def test_the_error_for_contradicting_settings_begins_with_the_value(changed, sai
 ROUNDS_OF_4 = {"groups_per_rollout": 4}
 IMAGES = {"has_images": True}
 TWO_A_ROW = {"num_ranks_sharing_a_row": 2}
-ROPE = {"feels_padding": "its rope type 'dynamic' depends on the number of columns"}
+ROPE = {"why_padding_matters": "its rope type 'dynamic' depends on the number of columns"}
 BAND = {"dynamic_sampling_max_accuracy": 0.9}
 MEMORY, WITHOUT_CORRECTNESS = {"dynamic_sampling_memory": True}, {"why_no_correctness": "needs a name."}
 IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
@@ -246,10 +246,10 @@ def test_the_error_for_settings_that_contradict_facts_contains_advice(changed, f
 @pytest.mark.parametrize(
     ("changed", "facts"),
     [
-        ({"use_dynamic_sampling": False, **CARRY}, {"has_images": True, "feels_padding": "so"}),
+        ({"use_dynamic_sampling": False, **CARRY}, {"has_images": True, "why_padding_matters": "so"}),
         ({"use_dynamic_sampling": False, **MEMORY}, {"num_ranks_sharing_a_row": 2, **WITHOUT_CORRECTNESS}),
         ({"dynamic_sampling_screen": "4"}, WITHOUT_CORRECTNESS),
-        ({"loss_type": "grpo"}, {"feels_padding": "so"}),
+        ({"loss_type": "grpo"}, {"why_padding_matters": "so"}),
         ({"loss_type": "grpo", "optim": "lomo"}, {}),
         ({"use_transformers_continuous_batching": True, "bf16": True}, {"trains_float32": False}),
         ({"batch_multiplier": 3.0, "use_vllm": True}, {"groups_per_rollout": 4}),

@@ -195,7 +195,7 @@ def test_a_streaming_dataset_that_does_not_know_its_columns_trains_on_those_that
     data = {"train_dataset": stream, "script": mixed_unless_multiple_of_3}
     trainer = ScriptedTrainer(tiny_model, right_and_note, args, **data)
     trainer.train()
-    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    assert trainer.state.log_history[0]["trained_reward"] == 1 / 4
     assert [number(text) for text in trainer.sampled[::4]] == list(range(len(trainer.sampled) // 4))
     assert set().union(*seen) == set()  # the column `solution` was removed, and the prompts are passed as `prompts`
 
@@ -319,4 +319,4 @@ def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, mon
     last = [environment.number for environment in trainer.environments]
     assert last == resets[-len(last) :]
     assert all("prompt " in text for text, *_ in seen)  # the observation is in the prompt that trains
-    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    assert trainer.state.log_history[0]["trained_reward"] == 1 / 4

@@ -60,6 +60,39 @@ def test_of_prompts_whose_first_few_agree_the_rest_is_not_asked_for(tiny_model, 
     assert log["dynamic_sampling/acceptance_rate"] == 4 / 7  # no decision was made on prompt 7
 
 
+def test_partial_groups_that_fill_a_batch_are_named_so_and_their_old_log_probabilities_are_those_of_masked_tokens(
+    tiny_model, tmp_path, monkeypatch
+):
+    """
+    The first completion of every prompt is correct, so no group is dropped. The first rollout ends after one round,
+    and the second without any: partial groups alone fill both batches, and those of the second one are stale.
+    """
+    by_prompt = Counter()
+
+    def first_is_right(text, i):
+        by_prompt[text] += 1
+        return "right" if by_prompt[text] == 1 else "wrong"
+
+    trainer = make(tiny_model, tmp_path, script=first_is_right, max_steps=2, dynamic_sampling_surplus="carry")
+    sampler, build, built, outcomes = trainer._sampler, trainer._build_training_batch, [], []
+    next_requests = sampler.next_requests
+    is_first_round = lambda: sampler.rollout.number == 0 and not sampler.rollout.rounds  # noqa: E731
+    monkeypatch.setattr(sampler, "next_requests", lambda: next_requests() if is_first_round() else [])
+
+    def spy(*args):
+        built.append(build(*args))
+        outcomes.append(list(trainer._logs["extra"]["dynamic_sampling"])[-16:])
+        return built[-1]
+
+    monkeypatch.setattr(trainer, "_build_training_batch", spy)
+    trainer.train()
+    assert outcomes == [["partial"] * 16] * 2
+    # The log-probability of a masked token is 0. With an old one of -4.6 the ratio would be exp(4.6).
+    assert "old_per_token_logps" in built[1]
+    assert built[1]["old_per_token_logps"].tolist() == [[0.0]] * 16
+    assert built[1]["completion_mask"].sum() == 0
+
+
 def test_the_ledger_has_every_token_once_where_a_run_ends_with_partial_groups(tiny_model, tmp_path):
     settings = {"dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1, "log_groups": 100}
     trainer = make(tiny_model, tmp_path, **settings)

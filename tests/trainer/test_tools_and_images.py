@@ -53,7 +53,7 @@ def test_a_tool_is_called_once_a_completion_and_its_result_is_not_trained_on(too
     trainer.train()
 
     logs = trainer.state.log_history[0]
-    assert logs["filtered_reward"] == 1 / 4
+    assert logs["trained_reward"] == 1 / 4
     assert len(calls) == logs["dynamic_sampling/completions_generated"]  # no tool calls in the replay
     assert calls[:4] == [0] * 4
     (rollout,) = rollouts
@@ -101,5 +101,5 @@ def test_prompts_with_images_train_on_the_images_of_the_groups_that_were_kept(im
     prompts = trainer._tokenizer.batch_decode(rollout["prompt_ids"])
     assert [int(text.split("prompt ")[1].split(":")[0]) for text in prompts[::4]] == [1, 2, 4, 5]
     assert all(text.count("<image>") == 4 for text in prompts)
-    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    assert trainer.state.log_history[0]["trained_reward"] == 1 / 4
     assert not torch.equal(before, trainer.model.get_input_embeddings().weight)

@@ -67,7 +67,7 @@ def test_a_rollout_is_full_of_accepted_groups_in_prompt_order_and_counts_what_wa
         "tokens_trained": 96,
         "passes": generated / 24,
         "reward": (generated - dropped) / generated / 4,
-        "filtered_reward": 1 / 4,
+        "trained_reward": 1 / 4,
         "completions/mean_length": 6,
     }
     assert {name: logs[name] for name in expected} == pytest.approx(expected)
@@ -265,7 +265,7 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
     logs = trainer.state.log_history[0]
     assert logs["dynamic_sampling/tokens_trained"] == 24
     assert (logs["dynamic_sampling/groups_trained"], logs["dynamic_sampling/shortfall"]) == (1, 3)
-    assert logs["filtered_reward"] == 1 / 4
+    assert logs["trained_reward"] == 1 / 4
 
 
 def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
@@ -276,8 +276,9 @@ def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
     assert str(error.value) == (
         "The batch is not full at the limit of 3 batches of completions: 0 of 12 sampled groups were accepted "
         "(dropped: all_correct 12); the batch has room for 4. Most prompts are too easy for the model: use harder "
-        "prompts or a larger `num_generations`. Or raise `dynamic_sampling_max_gen_batches` (3), or set "
-        "`dynamic_sampling_on_exhausted='top_up'` to train on what was accepted."
+        "prompts or a larger `num_generations`. No group was accepted, so a higher "
+        "`dynamic_sampling_max_gen_batches` (3) would probably not fill the batch either. Or set "
+        "`dynamic_sampling_on_exhausted='top_up'` to continue with the next rollout."
     )
 
 
@@ -494,7 +495,7 @@ def test_columns_that_a_transform_makes_are_not_refused(tiny_model, tmp_path):
     data = {"train_dataset": raw, "script": lambda text, i: ["right", "no"][i % 2]}
     trainer = ScriptedTrainer(tiny_model, exact, tiny_config(tmp_path, max_steps=1, shuffle_dataset=False), **data)
     trainer.train()
-    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 2
+    assert trainer.state.log_history[0]["trained_reward"] == 1 / 2
 
 
 # ---- Hostile rewards ----
@@ -572,7 +573,7 @@ def test_rewards_are_scaled_in_training_and_right_in_evaluation_too(tiny_model, 
     settings |= {"max_steps": 1, "per_device_eval_batch_size": 4}
     trainer = make_trainer(tiny_model, tmp_path, reward_funcs=graded, **settings)
     trainer.train()
-    assert trainer.state.log_history[0]["filtered_reward"] == pytest.approx(trained)
+    assert trainer.state.log_history[0]["trained_reward"] == pytest.approx(trained)
     metrics = trainer.evaluate(prompts(3).select([1, 2]))
     assert metrics["eval_reward"] == pytest.approx((3 + 3 * 0.25) / 4)  # unchanged
     assert metrics["eval_avg@4"] == 1 / 4  # 0.25 is below the threshold after scaling

@@ -157,13 +157,13 @@ def test_a_model_with_a_state_that_leaves_padding_out_is_trimmed_and_has_trls_gr
 
 
 @pytest.mark.parametrize("settings", [{}, {"bf16": True}], ids=["held in 16 bits", "computed in 16 bits too"])
-@pytest.mark.parametrize(("has_bias", "feels_padding"), [(False, False), (True, True)])
-def test_in_16_bits_a_model_is_asked_in_float32_and_handed_back_as_it_was(settings, has_bias, feels_padding):
+@pytest.mark.parametrize(("has_bias", "why_padding_matters"), [(False, False), (True, True)])
+def test_in_16_bits_a_model_is_asked_in_float32_and_handed_back_as_it_was(settings, has_bias, why_padding_matters):
     torch.manual_seed(0)
     model = lfm2(has_bias).bfloat16()
     before = {name: (weight.data_ptr(), weight.dtype) for name, weight in model.named_parameters()}
     trainer = ScriptedUpdate(model=model, **settings)
-    assert (trainer._why_padding_matters is not None) is feels_padding
+    assert (trainer._why_padding_matters is not None) is why_padding_matters
     assert {name: (weight.data_ptr(), weight.dtype) for name, weight in model.named_parameters()} == before
     assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
     assert trainer.accelerator.autocast_handler is None

@@ -120,7 +120,7 @@ def test_two_rollouts_ahead_rows_are_of_the_adapter_that_was_named(server, model
     assert {age for _, age, *_ in report["errors"]} == {0, 1, 2}
     assert max(error for _, _, error, _ in report["errors"]) < CLOSE
     assert len({*report["trained"]}) == len(report["trained"])  # in 200 prompts no group comes twice
-    assert sum(log["overlap/groups_by_staleness/2"] for log in report["logs"]) > 10
+    assert sum(log["rollouts_ahead/groups_by_staleness/2"] for log in report["logs"]) > 10
     # At its end a run leaves nothing behind on the server or on the disk.
     with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as answer:
         assert [model["id"] for model in json.load(answer)["data"] if "trl-policy" in model["id"]] == []

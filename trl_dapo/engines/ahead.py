@@ -45,7 +45,7 @@ class Answer:
     logprobs: list[np.ndarray]  # log-probabilities of the tokens of each completion
 
     @classmethod
-    def of(cls, output: dict[str, list]) -> "Answer":
+    def from_output(cls, output: dict[str, list]) -> "Answer":
         """Return the answer for the output of `VLLMClient.generate` for one prompt."""
         return cls(
             prompt_ids=np.asarray(output["prompt_ids"][0], dtype=np.int32),
@@ -138,7 +138,7 @@ class GroupsAhead:
         if self._client is not None:
             for request, prompt_ids in zip(requests, recorded.pop("prompts"), strict=False):
                 arguments = {**recorded, "prompts": [prompt_ids], "n": request.num_completions}
-                answer = self._client.submit_request(partial(self._calls.add, then=Answer.of), **arguments)
+                answer = self._client.submit_request(partial(self._calls.add, then=Answer.from_output), **arguments)
                 self._requested[request.group.number] = answer
 
     @contextmanager

@@ -18,11 +18,11 @@ def call(function: Callable) -> Future:
     """Call a function in a thread of its own, which starts immediately."""
     future: Future = Future()
     # Not a thread of an executor, since the interpreter would wait for it when it exits, however long it takes.
-    threading.Thread(target=_settle, args=(future, function), name="vllm-request", daemon=True).start()
+    threading.Thread(target=_complete, args=(future, function), name="vllm-request", daemon=True).start()
     return future
 
 
-def _settle(future: Future, function: Callable) -> None:
+def _complete(future: Future, function: Callable) -> None:
     try:
         outcome = function()
     except BaseException as error:
@@ -62,7 +62,7 @@ class Calls:
                     return
                 future, function = self._waiting.popleft()
             future.set_running_or_notify_cancel()
-            _settle(future, function)
+            _complete(future, function)
 
     def flush_seconds(self) -> float:
         """Return for how many seconds any call was in progress since the last time, and start counting anew."""

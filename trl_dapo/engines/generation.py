@@ -23,7 +23,7 @@ from ..evaluation.scores import Prefetch
 from ..ranks import on_main_process
 from ..run.stopwatch import Stopwatch
 from ..sampling.report import length_metrics
-from ..sampling.rounds import Recorded
+from ..sampling.rounds import RoundRecording
 from ..sampling.rows import Row
 from ..settings.arguments import read_mapping
 from ..update.compat import add_end_tokens, end_tokens
@@ -40,7 +40,7 @@ class GenerationMixin(TypedGRPOTrainer):
     """Samples completions for training and for evaluation, now and ahead of time."""
 
     # Defined by other parts of the trainer.
-    _recorded: Recorded | None
+    _round_recording: RoundRecording | None
 
     vllm_generation: AdapterGeneration
     _ahead: GroupsAhead
@@ -171,7 +171,7 @@ class GenerationMixin(TypedGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         is_ours = self._initialized and self._stops.differ_from_trls and self.mask_truncated_completions
-        if not is_ours or self._recorded is not None:
+        if not is_ours or self._round_recording is not None:
             return super()._generate_and_score_completions(inputs)
         # TRL would mask completions that end with a stop.
         with patched(self, mask_truncated_completions=False):

@@ -30,7 +30,7 @@ from ..sampling.sampler import Sampler
 from ..update.compat import sharded_at_load
 from ..update.keeping import SavedWeights, keeping_attributes, keeping_modules, keeping_random_state, keeping_state
 from .longest_prompts import count_examples
-from .seam import empty_logs, empty_metrics
+from .record_replay import empty_logs, empty_metrics
 from .trial_phases import TrialPhasesMixin
 
 

@@ -106,7 +106,7 @@ class EvaluationMixin(TypedGRPOTrainer):
             [(source, digest, answer) for (source, digest, _), answer in zip(own_rows, answers, strict=True)]
         )
         rewards = self._task.scaled(rewards, self.args.reward_scaling).cpu()
-        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_correct(rewards).tolist(), strict=True)
+        verdicts = zip(self._task.weighted_sum(rewards).tolist(), self._task.is_correct(rewards).tolist(), strict=True)
         correct = [None if math.isnan(reward) else is_correct for reward, is_correct in verdicts]
         problems = [(source, digest) for source, digest, _ in rows]
         self._scores.add(problems, [answer for _, _, answer in rows], correct, states_answers)

@@ -62,7 +62,7 @@ REWARD = Panel(
     name="reward",
     title="Reward",
     unit="mean reward",
-    metrics={"reward": "all sampled groups", "filtered_reward": "accepted groups"},
+    metrics={"reward": "all sampled groups", "trained_reward": "accepted groups"},
     caption="The solid line should rise. It includes dropped groups, so the filter does not make it look better. The "
     "screen and the pass-rate memory sample fewer completions of prompts that are always or never solved, which "
     "changes the mean. To compare runs, look at correct completions or at evaluations instead.",
@@ -159,7 +159,11 @@ IN_FLIGHT = Panel(
     name="in_flight",
     title="Groups in flight",
     unit="groups",
-    metrics={"overlap/in_flight": "requested", "overlap/waited_for": "waited for", "overlap/overflow": "surplus"},
+    metrics={
+        "rollouts_ahead/in_flight": "requested",
+        "rollouts_ahead/groups_waited_for": "waited for",
+        "rollouts_ahead/discarded": "discarded",
+    },
     caption="Groups that the server samples for later rollouts, groups that the trainer waited for, and accepted "
     "groups that no batch had room for.",
 )

@@ -45,7 +45,7 @@ SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # shown of a prompt or a completion; the middle is left out, because the answer is at the end
 COLUMNS = {
     "reward": "reward",
-    "after\nthe filter": "filtered_reward",
+    "after\nthe filter": "trained_reward",
     "correct": "accuracy",
     "informative\ngroups": "informative",
     "accepted\ngroups": "acceptance",
@@ -155,7 +155,7 @@ def _summary(run: Run) -> dict[str, str | None]:
         "state": state,
         "written": f"{run.written:%Y-%m-%d %H:%M %Z}" if run.written else None,
         "reward": _latest(series(log_history, "reward"), "{:.3f}"),
-        "filtered_reward": _latest(series(log_history, "filtered_reward"), "{:.3f}"),
+        "trained_reward": _latest(series(log_history, "trained_reward"), "{:.3f}"),
         "accuracy": _latest(series(log_history, "task_accuracy"), "{:.0%}"),
         "informative": _latest(INFORMATIVE.find(log_history).get("informative"), "{:.0%}"),
         "acceptance": _latest(series(log_history, "dynamic_sampling/acceptance_rate"), "{:.0%}"),

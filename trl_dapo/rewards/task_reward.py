@@ -54,11 +54,11 @@ class TaskReward:
         """Whether the rewards say which completions are correct."""
         return self.is_decided and not self.is_graded
 
-    def having_seen(self, rewards_BF: Tensor) -> "TaskReward":
+    def with_added_values(self, rewards_BF: Tensor) -> "TaskReward":
         """Return this task reward with the values of these rewards added. With more than two they are scores."""
         if self.is_named or self.is_graded:
             return self
-        rewards_B, values = self.of(rewards_BF), self.values
+        rewards_B, values = self.weighted_sum(rewards_BF), self.values
         for value in rewards_B[~rewards_B.isnan()].unique().tolist():
             if all(abs(value - seen) > margin(abs(value)) for seen in values):
                 values |= {value}
@@ -181,7 +181,8 @@ class TaskReward:
             )
         return None if self.is_decided else _ambiguous(", ".join(map(repr, self.names)))
 
-    def of(self, rewards_BF: Tensor) -> Tensor:
+    def weighted_sum(self, rewards_BF: Tensor) -> Tensor:
+        """Return the task reward of each completion: the weighted sum of the deciding functions' rewards."""
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
 
     def _sizes(self, rewards_BF: Tensor) -> Tensor:
@@ -196,7 +197,7 @@ class TaskReward:
         if not self.is_decided:
             return torch.full((len(rewards_BF),), math.inf, dtype=torch.double, device=rewards_BF.device)
         best_BF = torch.full_like(rewards_BF, self.best).masked_fill(rewards_BF.isnan(), torch.nan)
-        return self.of(best_BF)
+        return self.weighted_sum(best_BF)
 
     def scaled(self, rewards_BF: Tensor, scaling: Sequence[float] | None) -> Tensor:
         """Return the rewards with those of the task reward scaled by `reward_scaling`."""
@@ -210,9 +211,10 @@ class TaskReward:
 
     def drop_reasons(self, rewards_BF: Tensor, masked_B: Tensor | None, num_generations: int) -> list[str | None]:
         """Return for each group why it is dropped, or `None`. `masked_B` marks overlong completions to leave out."""
-        rewards_NG = self.of(rewards_BF).view(-1, num_generations)
+        rewards_NG = self.weighted_sum(rewards_BF).view(-1, num_generations)
         masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
-        sizes_NG, full_NG = (of(rewards_BF).view_as(rewards_NG) for of in (self._sizes, self._full_scores))
+        sizes_NG = self._sizes(rewards_BF).view_as(rewards_NG)
+        full_NG = self._full_scores(rewards_BF).view_as(rewards_NG)
         return drop_reasons(rewards_NG, masked_NG, self.criterion, sizes_NG, full_NG)
 
     def count_correct(
@@ -223,14 +225,14 @@ class TaskReward:
 
         The first `num_known` completions of a group are not counted.
         """
-        rewards_NG = self.of(rewards_BF).view(len(reasons), -1)
+        rewards_NG = self.weighted_sum(rewards_BF).view(len(reasons), -1)
         masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
         sizes_NG = self._sizes(rewards_BF).view_as(rewards_NG)
         return count_correct(rewards_NG, masked_NG, reasons, self.criterion, num_known, sizes_NG)
 
     def is_correct(self, rewards_BF: Tensor) -> Tensor:
         """Return whether each completion is correct. A completion without a reward is not correct."""
-        return is_correct(self.of(rewards_BF), self.criterion, self._sizes(rewards_BF))
+        return is_correct(self.weighted_sum(rewards_BF), self.criterion, self._sizes(rewards_BF))
 
     def metrics(self, groups: Iterable[Tensor], skipped: Iterable[float] = ()) -> dict[str, float]:
         """Return the mean share of correct completions per prompt. Skipped prompts count with the expected share."""
@@ -238,8 +240,11 @@ class TaskReward:
             return {}
         # The mean is over prompts. Over completions it would depend on how many are sampled of each prompt, and of
         # hard prompts more are sampled.
-        correct = (self.is_correct(rewards_BF)[~self.of(rewards_BF).isnan()].double() for rewards_BF in groups)
-        shares = [*skipped, *(correct_B.mean().item() for correct_B in correct if len(correct_B))]
+        shares = list(skipped)
+        for rewards_BF in groups:
+            is_scored_B = ~self.weighted_sum(rewards_BF).isnan()
+            if is_scored_B.any():
+                shares.append(self.is_correct(rewards_BF)[is_scored_B].double().mean().item())
         return {"task_accuracy": sum(shares) / len(shares)} if shares else {}
 
     def describe(self, filtered: bool = False) -> str:

@@ -44,7 +44,7 @@ from transformers.utils import logging
 from ..rewards.task_reward import TaskReward
 from ..sampling.batch import Batch
 from ..sampling.groups import PromptGroup
-from ..sampling.policies import Decided
+from ..sampling.policies import Decisions
 from ..sampling.rollout import Rollout
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
@@ -83,12 +83,12 @@ class Ledger(TrainerCallback):
         self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
         self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
 
-    def add_groups(self, decided: Decided) -> None:
+    def add_groups(self, decisions: Decisions) -> None:
         """Store the text of some groups that the sampler is about to decide on. Every process must call this."""
         if self._sampler.rollout.num_groups == 0:
             self._verdicts, self._texts = {}, {}
         verdicts = dict(self._verdicts)
-        for group, reason in zip(decided.groups, decided.reasons, strict=True):
+        for group, reason in zip(decisions.groups, decisions.reasons, strict=True):
             if reason is not None or group.is_whole:  # otherwise the rest of the group is sampled, too
                 verdicts[group] = reason
         chosen = choose(verdicts, self._num_texts)
@@ -189,7 +189,7 @@ def _texts(texts: Iterable[str | None]) -> pa.Array:
 
 
 def _groups_to_describe(rollout: Rollout, batch: Batch) -> list[PromptGroup]:
-    return sorted([*rollout.decided, *batch.given_up], key=lambda group: group.number)
+    return sorted([*rollout.decided_groups, *batch.given_up], key=lambda group: group.number)
 
 
 def describe_groups(
@@ -207,7 +207,7 @@ def describe_groups(
         **dict.fromkeys(batch.given_up, PARTIAL),
         **dict.fromkeys(rollout.dropped, "dropped"),
         **dict.fromkeys(rollout.accepted, "surplus"),
-        **dict.fromkeys(batch.carried, "carried"),
+        **dict.fromkeys(batch.carried_to_next, "carried"),
         **dict.fromkeys(batch.train, "trained"),
     }
 
@@ -217,7 +217,7 @@ def describe_groups(
     rewards_BF = torch.cat([group.rewards for group in groups])
     lengths_B = torch.tensor([length for group in groups for length in group.lengths], dtype=torch.int32)
     truncated_B = torch.tensor([is_cut for group in groups for is_cut in group.truncated], dtype=torch.bool)
-    task_B = task.of(rewards_BF)
+    task_B = task.weighted_sum(rewards_BF)
     correct_B = task.is_correct(rewards_BF)
     # A partial group may have been sampled in a round of an earlier rollout.
     rounds = [group.round if group.round in rollout.rounds else None for group in groups]

@@ -143,13 +143,13 @@ class Preflight(TrainerCallback):
         screen = None if self.sampler is None else self.sampler.selection.find(Screen)
         if screen is None:
             return
-        num_first = screen.most_first(num_generations)
+        screen_size = screen.max_screen_size(num_generations)
         try:
-            self._score(example, num_first)
+            self._score(example, screen_size)
         except SetupError as error:
             failed = str(error.__cause__).rstrip(".")
             setting = f"`dynamic_sampling_screen={self.args.dynamic_sampling_screen!r}`"
-            why = f"{setting} scores {num_first} completions of a group first, but {failed[:1].lower()}{failed[1:]}"
+            why = f"{setting} scores {screen_size} completions of a group first, but {failed[:1].lower()}{failed[1:]}"
             if not self.choice.may_leave_out_screen:
                 advice = "Set `dynamic_sampling_screen='off'`, or make the function score any number of completions."
                 raise SetupError(f"{why}. {advice}") from error

@@ -7,11 +7,12 @@ off if most prompts are never solved or always solved, so they stay off until th
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from .groups import PromptGroup
-from .policies import Decided, SelectionPolicy
+from .policies import Decisions, SelectionPolicy
 from .prompt_memory import expected_acceptance, log_likelihood
 from .round_size import AcceptanceRate
 
@@ -52,7 +53,7 @@ class AutoSwitch(SelectionPolicy):
         all_policies: Sequence[SelectionPolicy],
         num_generations: int,
     ) -> None:
-        self._switched = list(policies)
+        self._switchable = list(policies)
         self._all_policies = list(all_policies)
         self._num_generations = num_generations
         self.acceptance = AcceptanceRate()  # of whole groups of all prompts, including skipped ones
@@ -60,22 +61,22 @@ class AutoSwitch(SelectionPolicy):
         # on together, so that the counts before the end are not a fair sample.
         self._num_prompts = 0
         self._num_accepted = 0.0  # expected values for groups whose outcome is not known
-        self._num_skipped_counted = 0
+        self._num_skipped_counted: Counter[SelectionPolicy] = Counter()  # of the prompts that each policy skipped
         self._messages: list[str] = []
-        for policy in self._switched:
+        for policy in self._switchable:
             policy.is_on = False
 
     # ---- Counts of the run ----
 
-    def observe(self, decided: Decided) -> None:
+    def observe(self, decisions: Decisions) -> None:
         """Count groups that were sampled for the first time, and prompts that were skipped."""
-        if decided.counts is None or decided.num_known:
+        if decisions.counts is None or decisions.num_known:
             return
         expected = []  # for each prompt, the probability that its whole group would be accepted
-        for group, counts, reason in zip(decided.groups, decided.counts, decided.reasons, strict=True):
+        for group, counts, reason in zip(decisions.groups, decisions.counts, decisions.reasons, strict=True):
             if reason is None:
                 expected.append(1.0)
-            elif decided.are_whole:
+            elif decisions.are_whole:
                 expected.append(0.0)
             else:
                 expected.append(self._would_differ_later(group, *counts))
@@ -85,11 +86,11 @@ class AutoSwitch(SelectionPolicy):
 
     def _count_skipped(self) -> None:
         """Count prompts that were skipped since they were last counted."""
-        skipped = [pass_rate for policy in self._all_policies for pass_rate in policy.skipped]
-        for correct, incorrect in skipped[self._num_skipped_counted :]:
-            self._num_prompts += 1
-            self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
-        self._num_skipped_counted = len(skipped)
+        for policy in self._all_policies:
+            for correct, incorrect in policy.skipped[self._num_skipped_counted[policy] :]:
+                self._num_prompts += 1
+                self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
+            self._num_skipped_counted[policy] = len(policy.skipped)
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
         """Return the probability that the rest of a group would differ from its first completions, which are equal."""
@@ -109,29 +110,32 @@ class AutoSwitch(SelectionPolicy):
         self._count_skipped()  # prompts skipped while drawing ahead are not counted yet
         if self._num_prompts:
             self.acceptance.update(self._num_accepted, self._num_prompts)
-        self._num_prompts, self._num_accepted, self._num_skipped_counted = 0, 0.0, 0
+        self._num_prompts, self._num_accepted = 0, 0.0
+        self._num_skipped_counted.clear()
         rate, deviation = self.acceptance.rate, self.acceptance.deviation
-        is_certainly_low = rate + self.NUM_DEVIATIONS * deviation < self.ON_BELOW
-        is_certainly_high = rate - self.NUM_DEVIATIONS * deviation > self.OFF_ABOVE
-        for policy in self._switched:
+        # The messages give these bounds, since the rate itself is never 0, even if no group was accepted.
+        at_most, at_least = rate + self.NUM_DEVIATIONS * deviation, rate - self.NUM_DEVIATIONS * deviation
+        for policy in self._switchable:
             saving = policy.expected_saving(self._num_generations)
-            if policy.is_on and (is_certainly_high or saving < self.MIN_SAVING_TO_STAY):
-                policy.is_on = False
-                self._messages.append(f"{self._describe_acceptance()}: {policy.describe_off()} from here on.")
-            elif not policy.is_on and is_certainly_low and saving >= self.MIN_SAVING:
+            if policy.is_on and at_least > self.OFF_ABOVE:
+                self._switch_off(policy, f"At least {at_least:.0%} of groups are accepted")
+            elif policy.is_on and saving < self.MIN_SAVING_TO_STAY:
+                self._switch_off(policy, f"The expected saving is small by now (a factor of {saving:.2f})")
+            elif not policy.is_on and at_most < self.ON_BELOW and saving >= self.MIN_SAVING:
                 policy.is_on = True
                 change = policy.describe_on(self._num_generations)
                 self._messages.append(
-                    f"{self._describe_acceptance()}: {change} from here on, which is expected to reduce the number of "
-                    f"completions by a factor of {saving:.1f}."
+                    f"At most {at_most:.0%} of groups are accepted: {change} from here on, which is expected to "
+                    f"reduce the number of completions by a factor of {saving:.1f}."
                 )
 
-    def _describe_acceptance(self) -> str:
-        return f"{self.acceptance.rate:.0%} of groups are accepted"
+    def _switch_off(self, policy: SelectionPolicy, why: str) -> None:
+        policy.is_on = False
+        self._messages.append(f"{why}: {policy.describe_off()} from here on.")
 
     def leave_out(self, policy: SelectionPolicy) -> None:
         """Prepare for the run to continue without a policy."""
-        self._switched = [one for one in self._switched if one is not policy]
+        self._switchable = [one for one in self._switchable if one is not policy]
         self._all_policies = [one for one in self._all_policies if one is not policy]
 
     def take_messages(self) -> list[str]:
@@ -139,7 +143,7 @@ class AutoSwitch(SelectionPolicy):
         return messages
 
     def metrics(self) -> dict[str, float]:
-        return {f"{policy.name}_is_on": float(policy.is_on) for policy in self._switched}
+        return {f"{policy.name}_is_on": float(policy.is_on) for policy in self._switchable}
 
     def state_dict(self) -> dict[str, Any]:
         self._count_skipped()
@@ -147,12 +151,12 @@ class AutoSwitch(SelectionPolicy):
             "acceptance": self.acceptance.state_dict(),
             "num_prompts": self._num_prompts,
             "num_accepted": self._num_accepted,
-            "is_on": {policy.name: policy.is_on for policy in self._switched},
+            "is_on": {policy.name: policy.is_on for policy in self._switchable},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.acceptance.load_state_dict(state["acceptance"])
         self._num_prompts, self._num_accepted = state["num_prompts"], state["num_accepted"]
-        self._num_skipped_counted = 0
-        for policy in self._switched:
+        self._num_skipped_counted.clear()
+        for policy in self._switchable:
             policy.is_on = state["is_on"].get(policy.name, False)

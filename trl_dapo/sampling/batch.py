@@ -14,8 +14,8 @@ class Batch(NamedTuple):
 
     train: list[PromptGroup]  # oldest first; in mode "replace" a group may appear several times
     fill: list[PromptGroup]  # placed after the groups that train; they have no weight in the loss
-    carried: list[PromptGroup]  # accepted groups that train in the next rollout
-    surplus: Sequence[PromptGroup] = ()  # accepted groups that do not train
+    carried_to_next: list[PromptGroup]  # accepted groups that train in the next rollout
+    discarded: Sequence[PromptGroup] = ()  # accepted groups that do not train, now or later
     partial: Sequence[PromptGroup] = ()  # partial groups whose rest the next rollout may request
     given_up: Sequence[PromptGroup] = ()  # partial groups that are not continued
 

@@ -43,13 +43,13 @@ def is_correct(rewards: Tensor, criterion: Criterion, sizes: Tensor | None = Non
     return rewards.double() > criterion.accuracy_threshold + margin(sizes.double(), criterion.tolerance)
 
 
-def has_spread(rewards_NG: Tensor, counts_NG: Tensor, sizes_NG: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+def has_spread(rewards_NG: Tensor, counted_NG: Tensor, sizes_NG: Tensor, tolerance: float = TOLERANCE) -> Tensor:
     """Return for each group whether those of its rewards that count differ by more than the margin."""
     # A standard deviation would not do: the mean of equal floats may differ from them by rounding, so that the
     # standard deviation of equal rewards can be above 0.
-    top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
-    bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
-    return top_N - bottom_N > margin(sizes_NG.masked_fill(~counts_NG, 0.0).amax(dim=1), tolerance)
+    top_N = rewards_NG.masked_fill(~counted_NG, -torch.inf).amax(dim=1)
+    bottom_N = rewards_NG.masked_fill(~counted_NG, torch.inf).amin(dim=1)
+    return top_N - bottom_N > margin(sizes_NG.masked_fill(~counted_NG, 0.0).amax(dim=1), tolerance)
 
 
 def drop_reasons(
@@ -80,20 +80,22 @@ def drop_reasons(
     scored_NG = ~rewards_NG.isnan()
     # Masked completions do not count. If only they differ from the rest, all completions in the loss have the same
     # reward, and the loss would push all of them in the same direction.
-    live_NG = scored_NG if masked_NG is None else scored_NG & ~masked_NG.to(rewards_NG.device)
+    counted_NG = scored_NG if masked_NG is None else scored_NG & ~masked_NG.to(rewards_NG.device)
 
     correct_NG = is_correct(rewards_NG, criterion, sizes_NG)
-    spread_N, accepted_N = _would_be_accepted(rewards_NG, correct_NG, live_NG, sizes_NG, criterion)
+    spread_N, accepted_N = _would_be_accepted(rewards_NG, correct_NG, counted_NG, sizes_NG, criterion)
     _, accepted_unmasked_N = _would_be_accepted(rewards_NG, correct_NG, scored_NG, sizes_NG, criterion)
     is_full_NG = rewards_NG >= full_NG - margin(sizes_NG, criterion.tolerance)
 
-    # If several reasons apply, the last assignment wins.
+    # If several reasons apply, the last assignment wins. The order of priority is, from the highest to the lowest:
+    # unscored (also for a group that would be accepted), accepted, masked (fewer than two completions are left),
+    # outside_band, masked (it would be accepted with the masked completions), all_wrong, all_correct, constant.
     code_N = torch.full_like(spread_N, REASONS.index("constant"), dtype=torch.long)
-    code_N[(is_full_NG | ~live_NG).all(dim=1)] = REASONS.index("all_correct")
-    code_N[~(correct_NG & live_NG).any(dim=1)] = REASONS.index("all_wrong")
+    code_N[(is_full_NG | ~counted_NG).all(dim=1)] = REASONS.index("all_correct")
+    code_N[~(correct_NG & counted_NG).any(dim=1)] = REASONS.index("all_wrong")
     code_N[~spread_N & accepted_unmasked_N] = REASONS.index("masked")
     code_N[spread_N & ~accepted_N] = REASONS.index("outside_band")
-    code_N[live_NG.sum(dim=1) < 2] = REASONS.index("masked")
+    code_N[counted_NG.sum(dim=1) < 2] = REASONS.index("masked")
     code_N[accepted_N] = -1
     # A group with an infinite reward has no finite mean, so its advantages would be NaN.
     code_N[(scored_NG.sum(dim=1) < 2) | rewards_NG.isinf().any(dim=1)] = REASONS.index("unscored")
@@ -101,11 +103,11 @@ def drop_reasons(
 
 
 def _would_be_accepted(
-    rewards_NG: Tensor, correct_NG: Tensor, counts_NG: Tensor, sizes_NG: Tensor, criterion: Criterion
+    rewards_NG: Tensor, correct_NG: Tensor, counted_NG: Tensor, sizes_NG: Tensor, criterion: Criterion
 ) -> tuple[Tensor, Tensor]:
     """Return for each group whether the rewards that count differ, and whether it would be accepted based on them."""
-    spread_N = has_spread(rewards_NG, counts_NG, sizes_NG, criterion.tolerance)
-    accuracy_N = (counts_NG & correct_NG).sum(dim=1).double() / counts_NG.sum(dim=1)
+    spread_N = has_spread(rewards_NG, counted_NG, sizes_NG, criterion.tolerance)
+    accuracy_N = (counted_NG & correct_NG).sum(dim=1).double() / counted_NG.sum(dim=1)
     accepted_N = spread_N.clone()
     # The default bounds of 0 and 1 are not applied. Otherwise a group of graded rewards that are all above the
     # threshold, and whose accuracy is therefore 1, would be dropped although its rewards differ.
@@ -130,17 +132,17 @@ def count_correct(
     The first `num_known` completions of each group, which were counted before, are left out.
     """
     rewards_NG = rewards_NG.double()
-    live_NG = ~rewards_NG.isnan()
+    counted_NG = ~rewards_NG.isnan()
     if masked_NG is not None:
-        live_NG &= ~masked_NG.to(rewards_NG.device)
-    correct_NG = live_NG & is_correct(rewards_NG, criterion, sizes_NG)
+        counted_NG &= ~masked_NG.to(rewards_NG.device)
+    correct_NG = counted_NG & is_correct(rewards_NG, criterion, sizes_NG)
     correct_N = correct_NG.sum(dim=1)
     accepted_N = torch.tensor([reason is None for reason in reasons], dtype=torch.bool, device=rewards_NG.device)
-    top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)
-    bottom_N = rewards_NG.masked_fill(~live_NG, torch.inf).amin(dim=1)
-    upper_NG = live_NG & (rewards_NG > ((top_N + bottom_N) / 2)[:, None])
+    top_N = rewards_NG.masked_fill(~counted_NG, -torch.inf).amax(dim=1)
+    bottom_N = rewards_NG.masked_fill(~counted_NG, torch.inf).amin(dim=1)
+    upper_NG = counted_NG & (rewards_NG > ((top_N + bottom_N) / 2)[:, None])
     # If all graded rewards of an accepted group are on the same side of the threshold, those above the middle between
     # the lowest and the highest count as correct.
-    one_sided_N = accepted_N & ((correct_N == 0) | (correct_N == live_NG.sum(dim=1)))
+    one_sided_N = accepted_N & ((correct_N == 0) | (correct_N == counted_NG.sum(dim=1)))
     new_NG = torch.where(one_sided_N[:, None], upper_NG, correct_NG)[:, num_known:]
-    return list(zip(new_NG.sum(dim=1).tolist(), live_NG[:, num_known:].sum(dim=1).tolist(), strict=True))
+    return list(zip(new_NG.sum(dim=1).tolist(), counted_NG[:, num_known:].sum(dim=1).tolist(), strict=True))

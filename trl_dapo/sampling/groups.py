@@ -109,7 +109,7 @@ class PromptGroup:
     policy_steps: list[int] = field(default_factory=list)  # optimizer steps that this policy has had
     ranks: list[int] = field(default_factory=list)  # the process that holds the completion's row
     rows: dict[int, Row] = field(default_factory=dict)  # rows that this process holds, by their index in the group
-    num_settled: int = 0  # completions that a decision was made on; further ones belong to an unfinished round
+    num_decided: int = 0  # completions that a decision was made on; further ones belong to an unfinished round
 
     @property
     def num_received(self) -> int:
@@ -150,9 +150,9 @@ class PromptGroup:
         self.policy_rollouts += [request.policy_rollout] * len(ranks)
         self.policy_steps += [request.policy_step] * len(ranks)
 
-    def forget_unsettled(self) -> None:
+    def forget_undecided(self) -> None:
         """Remove completions that no decision was made on, because their round was interrupted."""
-        num = self.num_settled
+        num = self.num_decided
         for column in (self.lengths, self.truncated, self.policy_rollouts, self.policy_steps, self.ranks):
             del column[num:]
         self.rewards = self.rewards[:num]
@@ -193,7 +193,7 @@ class PromptGroup:
         group = cls(state["number"], state["name"], example, num_generations, position)
         for name in _PLAIN_COLUMNS:
             setattr(group, name, state[name])
-        group.state, group.num_settled = GroupState(state["state"]), len(group.ranks)
+        group.state, group.num_decided = GroupState(state["state"]), len(group.ranks)
         group.rows = {index: Row.from_state_dict(row) for index, row in state["rows"].items()}
         if state["request"] is not None:
             group.request = GenerationRequest(group, *state["request"])

@@ -4,6 +4,14 @@
 
 To add a policy, write a subclass of [`SelectionPolicy`] in a file of its own, and create it in
 `construction.make_sampler`.
+
+If a run has several policies, their order matters, and their decisions are combined as follows:
+
+- A prompt is skipped if any policy skips it. The policies are asked in order, and only the first one that skips the
+  prompt counts it.
+- If policies request different numbers of first completions, the smallest number is requested.
+- The predicted acceptance of a group is that of the first policy that knows one.
+- Every policy learns from every decision, in order. Policies that are off learn too, but decide nothing.
 """
 
 from collections.abc import Sequence
@@ -14,15 +22,15 @@ if TYPE_CHECKING:  # `trl-dapo plan` imports policies, and must not import torch
     from .groups import PromptGroup
 
 
-NUMS_FIRST = (2, 3, 4, 6, 8)  # numbers of first completions to choose from
+SCREEN_SIZES = (2, 3, 4, 6, 8)  # numbers of first completions to choose from
 
 
-def largest_first(num_generations: int) -> int:
+def largest_screen_size(num_generations: int) -> int:
     """Return the largest number of first completions that is less than a whole group."""
-    return max((first for first in NUMS_FIRST if first < num_generations), default=num_generations)
+    return max((size for size in SCREEN_SIZES if size < num_generations), default=num_generations)
 
 
-class Decided(NamedTuple):
+class Decisions(NamedTuple):
     """Decisions on groups of one round, all with the same number of completions."""
 
     groups: Sequence["PromptGroup"]
@@ -63,14 +71,17 @@ class SelectionPolicy:
         """Prepare for a new rollout."""
 
     def skips(self, name: str, may_skip: bool) -> bool:
-        """Return whether to skip a prompt now. It must be `False` unless `may_skip`: then a full pass was skipped."""
+        """
+        Return whether to skip a prompt now. It must be `False` if `may_skip` is `False`: then a full pass was skipped.
+        A policy is not asked about a prompt that an earlier policy skips.
+        """
         return False
 
-    def num_first(self, name: str | None, num_generations: int) -> int:
+    def screen_size(self, name: str | None, num_generations: int) -> int:
         """Return how many completions of a prompt to request first. `None` stands for a prompt not seen before."""
         return num_generations
 
-    def most_first(self, num_generations: int) -> int:
+    def max_screen_size(self, num_generations: int) -> int:
         """Return the maximum number of completions that it requests first of a group that it splits."""
         return num_generations
 
@@ -78,7 +89,7 @@ class SelectionPolicy:
         """Return the probability that `num_completions` completions of a prompt differ, or `None` if it is unknown."""
         return None
 
-    def observe(self, decided: Decided) -> None:
+    def observe(self, decisions: Decisions) -> None:
         """Learn from decisions on groups."""
 
     def pass_rate(self, name: str | None) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .example_names import digest, id_in
-from .policies import Decided, SelectionPolicy
+from .policies import Decisions, SelectionPolicy
 
 
 def expected_acceptance(correct: float, incorrect: float, num_generations: int) -> float:
@@ -28,7 +28,7 @@ def expected_acceptance(correct: float, incorrect: float, num_generations: int) 
 class _Record:
     """The memory's record of one prompt."""
 
-    num_seen: int = 0
+    num_seen: int = 0  # groups sampled
     num_correct: int = 0
     num_scored: int = 0
     last_step: int = 0  # optimizer step of the latest observation
@@ -68,7 +68,7 @@ class Population:
         """Reduce the weight of all observations so far."""
         self._sums = {name: start + by * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
-    def pass_rate(self, prompt_id: str | None = None) -> tuple[float, float]:
+    def pass_rate(self) -> tuple[float, float]:
         """Return the parameters of the Beta distribution with the estimated first two moments, for any prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
@@ -144,12 +144,12 @@ class PromptMemory(SelectionPolicy):
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
         return self.expected_acceptance(name, num_completions)
 
-    def observe(self, decided: Decided) -> None:
-        if decided.counts is None:
+    def observe(self, decisions: Decisions) -> None:
+        if decisions.counts is None:
             return
-        is_rest = decided.num_known > 0
-        for group, (num_correct, num_scored) in zip(decided.groups, decided.counts, strict=True):
-            self.update(group.name, num_correct, num_scored, decided.step, is_rest=is_rest)
+        is_rest = decisions.num_known > 0
+        for group, (num_correct, num_scored) in zip(decisions.groups, decisions.counts, strict=True):
+            self.update(group.name, num_correct, num_scored, decisions.step, is_rest=is_rest)
 
     def expected_saving(self, num_generations: int) -> float:
         """Return the factor by which the acceptance rate is expected to rise once every prompt was observed once."""
@@ -190,8 +190,8 @@ class PromptMemory(SelectionPolicy):
         visits_per_pass = self._visits_per_pass(acceptance, unseen)
         # The wait until the next visit is uniform over 1, 2, ... 2 / visits_per_pass - 1 passes. So the prompt is
         # visited as often as it should be on average, and the wait is bounded.
-        num_left = 2 / visits_per_pass - 1 - record.num_skipped
-        skip = may_skip and self._draw(prompt_id) * num_left >= 1
+        longest_wait_left = 2 / visits_per_pass - 1 - record.num_skipped
+        skip = may_skip and self._draw(prompt_id) * longest_wait_left >= 1
         # The wait ends here, not when the prompt is observed, because a round may reach the prompt again before that.
         record.num_skipped = record.num_skipped + 1 if skip else 0
         if skip:
@@ -221,12 +221,12 @@ class PromptMemory(SelectionPolicy):
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
             record.num_passes = 1
+            record.num_seen += 1
         kept = self._fade(record)
         if not is_rest and num_scored:  # at each new observation the weight of earlier ones is halved
             kept *= self.KEPT
         record.evidence_correct = kept * record.evidence_correct + num_correct
         record.evidence_incorrect = kept * record.evidence_incorrect + (num_scored - num_correct)
-        record.num_seen += 1
         record.num_correct += num_correct
         record.num_scored += num_scored
         record.last_step, record.num_halvings = step, self._num_halvings

@@ -108,7 +108,7 @@ class PromptStream:
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
 
-    def examples_at(self, stream_positions: Iterable[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
+    def reread_examples(self, stream_positions: Iterable[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
         """Return the examples that were taken at these positions of the stream, as far as they can be read again."""
         rows: dict[tuple[int, int], Any] = {}
         for num_passes, of_pass in itertools.groupby(sorted({*stream_positions}), key=lambda entry: entry[0]):

@@ -77,10 +77,10 @@ class GroupQueue:
 
     # ---- Removing groups ----
 
-    def settle(self, group: PromptGroup, state: GroupState, reason: str | None = None) -> None:
+    def record_decision(self, group: PromptGroup, state: GroupState, reason: str | None = None) -> None:
         """Record the decision on a group whose completions were received. A dropped group leaves the queue."""
         group.move_to(state, reason)
-        group.request, group.num_settled = None, group.num_received
+        group.request, group.num_decided = None, group.num_received
         if state is GroupState.DROPPED:
             del self._groups[group.number]
 
@@ -95,7 +95,7 @@ class GroupQueue:
     def drop(self, groups: Iterable[PromptGroup], reason: str) -> None:
         """Drop groups that will not train."""
         for group in list(groups):
-            self.settle(group, GroupState.DROPPED, reason)
+            self.record_decision(group, GroupState.DROPPED, reason)
 
     def cancel_requests(self) -> None:
         """Cancel all requests in flight: their completions will not be received."""
@@ -110,16 +110,18 @@ class GroupQueue:
         for group in self.drawn:
             del self._groups[group.number]
 
-    def forget_unsettled(self) -> None:
+    def forget_undecided(self) -> None:
         """Remove completions that no decision was made on, because their round was interrupted."""
         for request in self.in_flight:
-            request.group.forget_unsettled()
+            request.group.forget_undecided()
 
     def clear(self) -> None:
         """Remove all groups."""
         self._groups = {}
 
-    def renew(self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False) -> None:
+    def reissue_requests(
+        self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False
+    ) -> None:
         """
         Mark the requests of these groups as requested again, from the policy of the present rollout.
 
@@ -172,7 +174,7 @@ class GroupQueue:
         self.num_drawn, self._groups = state["num_drawn"], {}
         # An accepted group requests no more completions, so its example is not needed.
         positions = {tuple(entry["stream_position"]) for entry in saved if entry["state"] != GroupState.ACCEPTED.value}
-        examples = stream.examples_at(positions)
+        examples = stream.reread_examples(positions)
         num_lost, has_all = 0, True
         for entry in saved:
             position = tuple(entry["stream_position"])

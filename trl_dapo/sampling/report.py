@@ -57,7 +57,7 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) 
     """Return the acceptance rate and the mean reward of the groups of each source."""
     metrics, accepted = {}, set(rollout.accepted)
     for source in sources:
-        groups = [group for group in rollout.decided if group.source == source]
+        groups = [group for group in rollout.decided_groups if group.source == source]
         if not groups:
             continue
         num_accepted = sum(group in accepted for group in groups)  # surplus that is discarded has a drop reason too
@@ -94,7 +94,7 @@ def rollout_log(
     if rollout.num_rounds:
         metrics = rollout_metrics(rollout.rounds, reward_names, weights_F)
         metrics |= source_metrics(rollout, sampler.sources, weights_F)
-    if groups := rollout.decided:
+    if groups := rollout.decided_groups:
         # Computed here because TRL expects groups of equal size, and compares a standard deviation with 0, above
         # which rounding may lift that of equal rewards.
         num_equal = sum(not _differs(group.rewards, weights_F) for group in groups)
@@ -105,15 +105,15 @@ def rollout_log(
         sampling |= policy.metrics()
     sampling = {
         **sampling,
-        "refill_seconds": sum(round_.seconds for round_ in rollout.rounds[1:]),
+        "refill_seconds": sum(round_.seconds for round_ in rollout.refills),
         "rounds": rollout.num_rounds,
         "groups_generated": rollout.num_groups,
         "groups_trained": len(batch.train),
         "completions_generated": rollout.num_completions,
         "completions_trained": len(batch.train) * sampler.num_generations,
         "tokens_generated": rollout.num_tokens,
-        "surplus": max(rollout.num_trainable - max(rollout.target, rollout.num_carried), 0),
-        "carried": rollout.num_carried,
+        "surplus": max(rollout.num_trainable - max(rollout.target, rollout.num_carried_in), 0),
+        "carried": rollout.num_carried_in,
         "shortfall": rollout.shortfall,
         **{f"dropped/{reason}": reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons])},
         "passes": sampler.passes,
@@ -123,11 +123,11 @@ def rollout_log(
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
     if sampler.selection.splits_groups:
         metrics["dynamic_sampling/partial_groups"] = float(len(batch.partial))
-    if sampler.ahead:
+    if sampler.rollouts_ahead:
         counts = Counter(group.staleness(rollout.number) for group in batch.train)
-        metrics |= {f"overlap/groups_by_staleness/{n}": float(counts[n]) for n in range(MAX_STALENESS + 1)}
-        metrics["overlap/in_flight"] = float(len(sampler.queue.in_flight))
-        metrics["overlap/overflow"] = float(len(batch.surplus))
+        metrics |= {f"rollouts_ahead/groups_by_staleness/{n}": float(counts[n]) for n in range(MAX_STALENESS + 1)}
+        metrics["rollouts_ahead/in_flight"] = float(len(sampler.queue.in_flight))
+        metrics["rollouts_ahead/discarded"] = float(len(batch.discarded))
     return metrics
 
 
@@ -196,7 +196,8 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     dropped = f" (dropped: {reasons})" if reasons else ""
-    carried = f", and {rollout.num_carried} were carried over from the last rollout" if rollout.num_carried else ""
+    num_carried = rollout.num_carried_in
+    carried = f", and {num_carried} were carried over from the last rollout" if num_carried else ""
     batches = "batch" if limit == 1 else "batches"
     at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
@@ -204,17 +205,29 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
         f"has room for {rollout.target}."
     )
     setting = f"`dynamic_sampling_max_gen_batches` ({limit:g})" if limit else "`dynamic_sampling_stop_after`"
-    about_data = advise(rollout)
-    advice = f"{about_data}Or raise {setting}" if about_data else f"Raise {setting}"
+    about_data, about_limit = advise(rollout), _why_not_raise_limit(rollout, setting)
+    if about_limit is None:
+        about_limit = f"Or raise {setting}." if about_data else f"Raise {setting}."
+    advice = f"{about_data}{about_limit}"
     if num_trained is None:
+        to_continue = "train on what was accepted" if rollout.num_trainable else "continue with the next rollout"
         return (
-            f"The batch is not full {at}: {what} {advice}, or set `dynamic_sampling_on_exhausted='top_up'` to train "
-            "on what was accepted."
+            f"The batch is not full {at}: {what} {advice} Or set `dynamic_sampling_on_exhausted='top_up'` to "
+            f"{to_continue}."
         )
     groups = "group" if num_trained == 1 else "groups"
     outcome = f"trains on {num_trained} {groups}" if num_trained else "trains on no group and changes no weights"
     in_a_row = f"for {num_short} rollouts in a row" if num_short > 1 else "this time"
-    return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}."
+    return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}"
+
+
+def _why_not_raise_limit(rollout: Rollout, setting: str) -> str | None:
+    """Return why a higher limit would not fill the batch, or `None` if it may."""
+    if _main_drop_reason(rollout) == "unscored":
+        return f"A higher {setting} does not help, since groups without scores are never accepted."
+    if rollout.num_groups and not rollout.accepted:
+        return f"No group was accepted, so a higher {setting} would probably not fill the batch either."
+    return None
 
 
 def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empty_batches: float | None = None) -> str:
@@ -246,10 +259,16 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empt
 
 def advise(rollout: Rollout) -> str:
     """Return advice and a space if most groups were dropped for the same reason, otherwise an empty string."""
+    reason = _main_drop_reason(rollout)
+    return f"{ADVICE[reason]} " if reason in ADVICE else ""
+
+
+def _main_drop_reason(rollout: Rollout) -> str | None:
+    """Return the reason for which more than half of the groups were dropped, if there is one."""
     for reason, count in rollout.drop_reasons.most_common(1):
-        if reason in ADVICE and 2 * count > rollout.num_groups:
-            return f"{ADVICE[reason]} "
-    return ""
+        if 2 * count > rollout.num_groups:
+            return reason
+    return None
 
 
 def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:

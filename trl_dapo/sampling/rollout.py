@@ -17,7 +17,7 @@ class Rollout:
     target: int  # groups in its batch
     number: int = 0  # counted over the run, from 0
     step: int = 0  # optimizer steps that its policy has had
-    num_carried: int = 0  # groups that an earlier rollout accepted and that train in this one
+    num_carried_in: int = 0  # groups that an earlier rollout accepted and that train in this one
     rounds: list[Round] = field(default_factory=list)
     accepted: list[PromptGroup] = field(default_factory=list)  # in the order in which they were accepted
     dropped: list[PromptGroup] = field(default_factory=list)  # in the order in which they were dropped
@@ -34,14 +34,19 @@ class Rollout:
         self._num_completions_at_last_group = self.num_completions
 
     @property
-    def num_rounds(self) -> int:
-        """Number of rounds. Rounds that were requested by earlier rollouts count as one together."""
-        num_own = sum(not round_.is_stale for round_ in self.rounds)
-        has_stale = num_own < len(self.rounds)
-        return num_own + 1 if has_stale else num_own
+    def refills(self) -> list[Round]:
+        """The rounds after the first. Rounds that were requested by earlier rollouts are the first one together."""
+        own = [round_ for round_ in self.rounds if not round_.is_stale]
+        has_stale = len(own) < len(self.rounds)
+        return own if has_stale else own[1:]
 
     @property
-    def decided(self) -> list[PromptGroup]:
+    def num_rounds(self) -> int:
+        """Number of rounds. Rounds that were requested by earlier rollouts count as one together."""
+        return 1 + len(self.refills) if self.rounds else 0
+
+    @property
+    def decided_groups(self) -> list[PromptGroup]:
         """The groups that were accepted or dropped, in the order in which their prompts were drawn."""
         return sorted([*self.accepted, *self.dropped], key=lambda group: group.number)
 
@@ -73,7 +78,7 @@ class Rollout:
     @property
     def num_trainable(self) -> int:
         """Number of groups that can train: the carried ones and the accepted ones."""
-        return self.num_carried + len(self.accepted)
+        return self.num_carried_in + len(self.accepted)
 
     @property
     def shortfall(self) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .policies import Decided, SelectionPolicy
+from .policies import Decisions, SelectionPolicy
 
 
 # The lowest acceptance rate for which a round is sized. Below it, more rounds are sampled instead of larger ones.
@@ -34,8 +34,8 @@ class AcceptanceRate:
     # The same if a further round makes both the engine and the training wait. At acceptance rates from 0.33 to 0.55, a
     # batch of 512 takes a second round in 0.3% of rollouts and carries a share of 0.1 (in 2.4% if the rate itself
     # changes by 0.01 from round to round). A batch of 16 takes one in 1.3% and carries a share of 0.4.
-    RARE_ROUND_COST = 2.56
-    MIN_RARE_ROUND_COST = 48
+    STALLING_ROUND_COST = 2.56
+    MIN_STALLING_ROUND_COST = 48
     # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With 1.5, 0.2%
     # to 2% of the accepted groups are beyond it, at acceptance rates from 0.6 to 0.1 and a batch of 32. With 0.5 it is
     # 3% to 6%, and with 1.0 it is 1% to 4%.
@@ -118,7 +118,7 @@ class AcceptanceRate:
         """
         return num_wanted * min(1 / MIN_RATE, 1 + self.num_accepted)
 
-    def round_size(self, deficit: int, target: int, *, carries: bool = False, is_rare: bool = False) -> int:
+    def round_size(self, deficit: int, target: int, *, carries: bool = False, extra_round_stalls: bool = False) -> int:
         """
         Return the number of prompts that the next round requests.
 
@@ -129,7 +129,7 @@ class AcceptanceRate:
                 Number of groups in a rollout batch.
             carries (`bool`, *optional*, defaults to `False`):
                 Whether surplus groups train in the next rollout.
-            is_rare (`bool`, *optional*, defaults to `False`):
+            extra_round_stalls (`bool`, *optional*, defaults to `False`):
                 Whether a further round would make both the engine and the training wait.
         """
         # The smallest n that covers the deficit d with a margin of z standard deviations. These contain the binomial
@@ -140,8 +140,8 @@ class AcceptanceRate:
         rate, variance = self._fit()
         most = self._most_prompts(deficit)
         deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)
-        if is_rare:
-            round_cost = max(self.RARE_ROUND_COST * target, self.MIN_RARE_ROUND_COST)
+        if extra_round_stalls:
+            round_cost = max(self.STALLING_ROUND_COST * target, self.MIN_STALLING_ROUND_COST)
         else:
             round_cost = max((self.CARRY_ROUND_COST if carries else self.ROUND_COST) * target, self.MIN_ROUND_COST)
         z_squared = max(-2 * math.log(math.sqrt(2 * math.pi) * deviation / round_cost), 0.0)
@@ -165,21 +165,21 @@ class RoundSize(SelectionPolicy):
         self._completed = [1.0, 1.0]
 
     @property
-    def share_completed(self) -> float:
+    def partial_acceptance_rate(self) -> float:
         """Share of the completed partial groups that is accepted."""
         return self._completed[0] / self._completed[1]
 
-    def observe(self, decided: Decided) -> None:
-        num_accepted, num_groups = float(decided.reasons.count(None)), len(decided.reasons)
-        if decided.num_known:  # these groups were already counted when their first completions were decided on
+    def observe(self, decisions: Decisions) -> None:
+        num_accepted, num_groups = float(decisions.reasons.count(None)), len(decisions.reasons)
+        if decisions.num_known:  # these groups were already counted when their first completions were decided on
             fade = AcceptanceRate.DECAY
             self._completed = [fade * self._completed[0] + num_accepted, fade * self._completed[1] + num_groups]
             return
-        if not decided.are_whole:
-            num_accepted *= self.share_completed
+        if not decisions.are_whole:
+            num_accepted *= self.partial_acceptance_rate
         self.acceptance.update(num_accepted, num_groups)
-        if decided.predicted_acceptance is not None:
-            self.predicted.update(decided.predicted_acceptance, num_groups)
+        if decisions.predicted_acceptance is not None:
+            self.predicted.update(decisions.predicted_acceptance, num_groups)
 
     def state_dict(self) -> dict[str, Any]:
         return {

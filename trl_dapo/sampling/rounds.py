@@ -17,7 +17,7 @@ from .rows import Row, exchange_rows
 
 
 @dataclass
-class Recorded:
+class RoundRecording:
     """A recording of TRL's method in one round, on this process. Only `metrics` are over all processes."""
 
     score: Callable[..., Tensor] | None = None  # replaces the reward functions; called like `_calculate_rewards`
@@ -52,12 +52,13 @@ class Completion(NamedTuple):
 
 
 def receive_rows(
-    requests: Sequence[GenerationRequest], recorded: Recorded, accelerator: Accelerator
+    requests: Sequence[GenerationRequest], recording: RoundRecording, accelerator: Accelerator
 ) -> list[Completion]:
     """Add the completions that were just sampled to their groups, and return them in order. Collective."""
     rank, num_ranks = rank_and_world_size()
     columns = torch.tensor(
-        [recorded.lengths, recorded.truncated, [_checksum(requests)] * len(recorded.rows)], device=accelerator.device
+        [recording.lengths, recording.truncated, [_checksum(requests)] * len(recording.rows)],
+        device=accelerator.device,
     )
     lengths, truncated, drawn = accelerator.gather(columns.T.contiguous()).cpu().T.tolist()
     if set(drawn) != {drawn[0]}:
@@ -78,7 +79,7 @@ def receive_rows(
         request.group.lengths += lengths[places.start : places.stop]
         request.group.truncated += map(bool, truncated[places.start : places.stop])
         start = places.stop
-    for (group, index), row in zip(completions[mine], recorded.rows, strict=True):
+    for (group, index), row in zip(completions[mine], recording.rows, strict=True):
         group.rows[index] = row
     return completions
 

@@ -98,11 +98,11 @@ def as_generated(rows: Sequence[Row]) -> tuple:
     has_images, has_tool_images = any(row.images for row in rows), any(row.tool_images for row in rows)
     has_tools, has_logprobs = rows[0].tool_mask is not None, rows[0].logprobs is not None
     return (
-        _Converted([row.prompt_ids for row in rows], _as_long),
-        _Converted([row.completion_ids for row in rows], _as_long),
-        _Converted([row.tool_mask for row in rows], _as_long) if has_tools else None,
+        _LazilyConverted([row.prompt_ids for row in rows], _as_long),
+        _LazilyConverted([row.completion_ids for row in rows], _as_long),
+        _LazilyConverted([row.tool_mask for row in rows], _as_long) if has_tools else None,
         [row.completion for row in rows],
-        _Converted([row.logprobs for row in rows], np.ndarray.tolist) if has_logprobs else None,
+        _LazilyConverted([row.logprobs for row in rows], np.ndarray.tolist) if has_logprobs else None,
         {},
         [row.images for row in rows] if has_images else None,
         [row.tool_images for row in rows] if has_tool_images else [],
@@ -134,7 +134,7 @@ def exchange_rows(outgoing: Sequence[Sequence[tuple[Any, Row]]], device: torch.d
     return arrived
 
 
-class _Converted(Sequence):
+class _LazilyConverted(Sequence):
     """Arrays that are converted one at a time when they are read, so that there is never a second copy of all."""
 
     def __init__(self, arrays: list, convert: Callable) -> None:

@@ -6,8 +6,8 @@
     while requests := sampler.next_requests():
         ...                                       # sample, add the completions to their groups, and score them
         sampler.add(round_)
-        for decided in ...:                       # the groups of the round, those of equal size together
-            sampler.decide(decided)
+        for decisions in ...:                     # the groups of the round, those of equal size together
+            sampler.record_decisions(decisions)
     batch = sampler.finish_rollout()
 
 The sampler does not depend on models, and it treats all selection policies alike. Every process runs it and comes to
@@ -21,12 +21,12 @@ from typing import Any
 
 from .batch import Batch, fill_batch, num_missing
 from .groups import GenerationRequest, GroupState, PromptGroup, num_completions_of
-from .policies import Decided, SelectionPolicy
+from .policies import Decisions, SelectionPolicy
 from .prompts import PromptStream
 from .queue import GroupQueue
 from .rollout import Rollout, Totals
 from .rounds import Round
-from .selection import Selection, apart, rest_of
+from .selection import Selection, rest_of, separate_whole_requests
 
 
 # The entries of a checkpoint's header that determine the order of the prompts.
@@ -67,7 +67,7 @@ class Sampler:
             Number of prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         num_ranks (`int`, *optional*, defaults to `1`):
             Number of processes, each of which samples an equal share of a round.
-        ahead (`int`, *optional*, defaults to `0`):
+        rollouts_ahead (`int`, *optional*, defaults to `0`):
             Number of rollouts that are requested while another one trains.
     """
 
@@ -86,10 +86,11 @@ class Sampler:
         max_round_size: int | None = None,
         batch_multiplier: float | None = None,
         num_ranks: int = 1,
-        ahead: int = 0,
+        rollouts_ahead: int = 0,
     ) -> None:
         self.stream, self.target, self.num_generations = stream, target, num_generations
-        self.mode, self.min_replace_ratio, self.carries, self.ahead = mode, min_replace_ratio, carries, ahead
+        self.mode, self.min_replace_ratio, self.carries = mode, min_replace_ratio, carries
+        self.rollouts_ahead = rollouts_ahead
         self.max_gen_batches, self.max_empty_batches = max_gen_batches, max_empty_batches
         if mode == "mask":
             self.max_gen_batches, batch_multiplier = 1.0, 1.0
@@ -103,8 +104,8 @@ class Sampler:
             carries=carries,
             max_round_size=max_round_size,
             batch_multiplier=batch_multiplier,
-            rounds_are_rare=ahead == 1,
-            samples_next_batch=carries and max_round_size is None and ahead < 2,
+            extra_round_stalls=rollouts_ahead == 1,
+            samples_next_batch=carries and max_round_size is None and rollouts_ahead < 2,
         )
         self.rollout = Rollout(target)
         self.totals = Totals()
@@ -128,21 +129,21 @@ class Sampler:
         self.num_rollouts = self.rollout.number + 1
         self._is_open = True
         self.selection.start_rollout()
-        self.queue.forget_unsettled()
-        if was_interrupted or not self.ahead:
+        self.queue.forget_undecided()
+        if was_interrupted or not self.rollouts_ahead:
             # Some groups of the interrupted round may have been decided on, and the processes may not be able to
             # share the remaining ones equally.
             self.queue.cancel_requests()
         else:
-            keeps_together = self.selection.multiple_of > 1
-            self.queue.renew(self.unanswered, self.rollout.number, step, keeps_together=keeps_together)
+            keeps_together = self.selection.group_multiple > 1
+            self.queue.reissue_requests(self.unanswered, self.rollout.number, step, keeps_together=keeps_together)
         self.unanswered = set()
 
     def next_rollout(self, step: int = 0) -> Rollout:
         """Return the rollout that begins next."""
         # An interrupted rollout starts over under the same number, because its policy has not changed in between.
         number = self.num_rollouts - 1 if self._is_open else self.num_rollouts
-        return Rollout(self.target, number, step, num_carried=len(self.queue.accepted))
+        return Rollout(self.target, number, step, num_carried_in=len(self.queue.accepted))
 
     @property
     def max_completions(self) -> float:
@@ -152,7 +153,7 @@ class Sampler:
         return int(self.max_gen_batches * batch + 1e-6) if self.max_gen_batches else math.inf
 
     @property
-    def num_left(self) -> float:
+    def completions_left(self) -> float:
         """Number of completions that the rollout may still sample."""
         return self.max_completions - self.rollout.num_completions
 
@@ -174,7 +175,7 @@ class Sampler:
         Requests that were made ahead and expire with this rollout come first, then as many of the other requests made
         ahead as the batch needs, and then new requests.
         """
-        requested_ahead = self.queue.in_flight if self.ahead else []
+        requested_ahead = self.queue.in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
         if due:
             return self._with_equal_shares(due, requested_ahead)
@@ -197,16 +198,16 @@ class Sampler:
         """Return as many requests as this batch needs, out of those that could also wait for a later one."""
         may_wait = [request for request in requested_ahead if request.may_wait]
         most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
-        num_needed = self.selection.in_equal_groups(max(self.num_missing, most))
-        num = int(min(num_needed, self.num_left // self.num_generations, len(may_wait)))
-        return may_wait[: num - num % self.selection.multiple_of]
+        num_needed = self.selection.round_up_groups(max(self.num_missing, most))
+        num = int(min(num_needed, self.completions_left // self.num_generations, len(may_wait)))
+        return may_wait[: num - num % self.selection.group_multiple]
 
     def _new_requests(self) -> list[GenerationRequest]:
         """Make and return the requests of a new round, for the present policy."""
         rollout = self.rollout
         requests = [
             replace(request, policy_rollout=rollout.number, policy_step=rollout.step)
-            for request in self.selection.next_round(rollout.shortfall, self.num_left)
+            for request in self.selection.next_round(rollout.shortfall, self.completions_left)
         ]
         self.queue.send(requests)
         return requests
@@ -219,23 +220,23 @@ class Sampler:
             if group.source is not None and group.source not in self.sources and len(self.sources) < MAX_SOURCES:
                 self.sources.append(group.source)
 
-    def decide(self, decided: Decided) -> None:
+    def record_decisions(self, decisions: Decisions) -> None:
         """Record which groups of the latest round are accepted, dropped, or have the rest of them requested."""
         rollout = self.rollout
-        for group, reason in zip(decided.groups, decided.reasons, strict=True):
+        for group, reason in zip(decisions.groups, decisions.reasons, strict=True):
             if reason is not None:
-                self.queue.settle(group, GroupState.DROPPED, reason)
+                self.queue.record_decision(group, GroupState.DROPPED, reason)
                 rollout.dropped.append(group)
                 group.shorten_rows()
                 if len(rollout.dropped) > rollout.target:  # a batch has room for no more fillers
                     group.rows = {}
-            elif decided.are_whole:
-                self.queue.settle(group, GroupState.ACCEPTED)
+            elif decisions.are_whole:
+                self.queue.record_decision(group, GroupState.ACCEPTED)
                 rollout.note_accepted(group)
             else:
-                self.queue.settle(group, GroupState.PARTIAL)
-        self.selection.observe(decided)
-        if decided.are_whole and None in decided.reasons:
+                self.queue.record_decision(group, GroupState.PARTIAL)
+        self.selection.observe(decisions)
+        if decisions.are_whole and None in decisions.reasons:
             self._passes_at_last_group = self.stream.passes_taken
 
     def finish_rollout(self) -> Batch:
@@ -264,35 +265,38 @@ class Sampler:
         untrained, partial = queue.accepted, queue.partial
         carried = staying(untrained, self.target)
         # As many partial groups as the next rollouts can complete: one rollout if rollouts are requested one ahead.
-        most_partial = self.target if self.ahead == 1 else 2 * self.target
+        most_partial = self.target if self.rollouts_ahead == 1 else 2 * self.target
         kept = staying(partial, most_partial)
         staying_groups = {*carried, *kept}
-        surplus = [group for group in untrained if group not in staying_groups]
+        discarded = [group for group in untrained if group not in staying_groups]
         given_up = [group for group in partial if group not in staying_groups]
-        queue.drop(surplus, "surplus")
+        queue.drop(discarded, "surplus")
         queue.drop(given_up, "stale")
         for group in queue.held:
             group.extra_logs = {}  # these may be of any type, and a checkpoint could not store them
-        batch = Batch(train, fill, carried, surplus, kept, given_up)
+        batch = Batch(train, fill, carried, discarded, kept, given_up)
         self.totals.add(rollout, batch, fell_short)
         self._is_open = False
         return batch
 
     # ---- Rollouts ahead ----
 
-    def request_ahead(self, num_left: float = math.inf) -> None:
-        """Request completions of the present policy for later rollouts. The run has `num_left` rollouts to come."""
-        num_rollouts = min(self.ahead, num_left)
+    def request_ahead(self, num_rollouts_left: float = math.inf) -> None:
+        """
+        Request completions of the present policy for the next rollouts, of which the run has `num_rollouts_left`.
+        """
+        num_rollouts = min(self.rollouts_ahead, num_rollouts_left)
         if num_rollouts <= 0:
             return
-        if self.ahead == 1:
+        if self.rollouts_ahead == 1:
             # Only after this rollout is complete and has received everything that was requested for it.
             if not self._is_open and not self.queue.in_flight:
                 self._send_ahead([], self._requests_for_next_rollout())
             return
         # A group that is requested whole may wait for two rollouts. Other requests are due one rollout earlier, since
         # the rest of their groups may still have to be requested.
-        self._send_ahead(*apart(self._requests_for_rollouts(num_rollouts), self.selection.multiple_of))
+        requests = self._requests_for_rollouts(num_rollouts)
+        self._send_ahead(*separate_whole_requests(requests, self.selection.group_multiple))
 
     def _requests_for_next_rollout(self) -> list[GenerationRequest]:
         """Return the requests of the first round of the next rollout."""
@@ -302,33 +306,35 @@ class Sampler:
     def _requests_for_rollouts(self, num_rollouts: float) -> list[GenerationRequest]:
         """Return the requests that the next `num_rollouts` rollouts need in addition to those in flight."""
         selection, queue = self.selection, self.queue
-        share_completed = selection.round_size.share_completed
+        partial_acceptance_rate = selection.round_size.partial_acceptance_rate
         num_wanted = num_rollouts * self.target  # accepted groups that the rollouts lack
         partial: list[PromptGroup] = []  # groups whose rest may be requested
         if self._is_open:  # groups that are partial now are completed in this rollout
-            num_wanted += self.rollout.shortfall - share_completed * len(queue.partial)
+            num_wanted += self.rollout.shortfall - partial_acceptance_rate * len(queue.partial)
         else:
             num_wanted -= len(queue.accepted)
             partial = queue.partial
+        num_rests_in_flight = sum(not request.is_first for request in queue.in_flight)
+        num_wanted -= partial_acceptance_rate * num_rests_in_flight
         # One rollout may have to receive everything in flight, so this is at most what a rollout may sample.
         completions_left = self.max_completions - num_completions_of(queue.in_flight)
         completions_left -= selection.most_for_equal_shares
-        num_rests = max(math.ceil(num_wanted / share_completed), 0)
+        num_rests = max(math.ceil(num_wanted / partial_acceptance_rate), 0)
         requests = rest_of(partial, num_rests, completions_left)
         completions_left -= num_completions_of(requests)
-        num_wanted -= share_completed * len(requests)
-        num_first_in_flight = sum(1 for request in queue.in_flight if request.is_first)
+        num_wanted -= partial_acceptance_rate * len(requests)
+        num_first_in_flight = len(queue.in_flight) - num_rests_in_flight
         num_new = selection.round_size.acceptance.most_prompts_for(num_wanted) - num_first_in_flight
-        if num_new > 0 and completions_left >= selection.multiple_of * self.num_generations:
+        if num_new > 0 and completions_left >= selection.group_multiple * self.num_generations:
             enough_accepted = num_new * selection.round_size.predicted.rate
-            requests += selection.new_groups(selection.in_equal_groups(num_new), completions_left, enough_accepted)
+            requests += selection.new_groups(selection.round_up_groups(num_new), completions_left, enough_accepted)
         return requests
 
     def _send_ahead(self, whole: list[GenerationRequest], parts: list[GenerationRequest]) -> None:
         """Record requests of the present policy as in flight, with the last rollout that may receive them."""
         number, step = self.num_rollouts - 1, self.rollout.step
-        parts = self.selection.equal_shares(parts)
-        for requests, expires_at in ((parts, number + 1), (whole, number + self.ahead)):
+        parts = self.selection.extend_to_equal_shares(parts)
+        for requests, expires_at in ((parts, number + 1), (whole, number + self.rollouts_ahead)):
             self.queue.send(
                 [
                     replace(request, policy_rollout=number, policy_step=step, expires_at=expires_at)
@@ -410,7 +416,7 @@ class Sampler:
         for policy in self.selection.policies:
             if type(policy).__name__ in state["policies"]:
                 policy.load_state_dict(state["policies"][type(policy).__name__])
-        self.selection.predict_the_past()
+        self.selection.backfill_predictions()
         num_lost = 0
         self.unanswered, self._is_open = set(), False
         self.queue.clear()  # a run in the same process may have left groups in it

@@ -4,25 +4,26 @@
 
 from typing import Any
 
-from .policies import NUMS_FIRST, Decided, SelectionPolicy, largest_first
+from .policies import SCREEN_SIZES, Decisions, SelectionPolicy, largest_screen_size
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .round_size import AcceptanceRate
 
 
-def expected_cost(correct: float, incorrect: float, first: int, num_generations: int) -> float:
+def expected_cost(correct: float, incorrect: float, screen_size: int, num_generations: int) -> float:
     """
-    Return the expected number of completions per accepted group, with `first` completions sampled first.
+    Return the expected number of completions per accepted group, with `screen_size` completions sampled first.
 
     The pass rate of the prompts has a Beta distribution with the parameters `correct` and `incorrect`.
     """
     # The rest is only requested if the first completions differ, and then the group is certain to be accepted.
-    return first / max(expected_acceptance(correct, incorrect, first), 1e-9) + num_generations - first
+    acceptance = max(expected_acceptance(correct, incorrect, screen_size), 1e-9)
+    return screen_size / acceptance + num_generations - screen_size
 
 
-def cheapest_first(correct: float, incorrect: float, num_generations: int) -> int:
+def cheapest_screen_size(correct: float, incorrect: float, num_generations: int) -> int:
     """Return the number of first completions that costs least. `num_generations` stands for the whole group."""
-    choices = [num_generations, *(first for first in NUMS_FIRST if first < num_generations)]
-    return min(choices, key=lambda first: expected_cost(correct, incorrect, first, num_generations))
+    choices = [num_generations, *(size for size in SCREEN_SIZES if size < num_generations)]
+    return min(choices, key=lambda size: expected_cost(correct, incorrect, size, num_generations))
 
 
 class Screen(SelectionPolicy):
@@ -45,34 +46,34 @@ class Screen(SelectionPolicy):
         self.population = Population() if memory is None else memory.population
         self.needs_counts = not isinstance(setting, int)
 
-    def num_first(self, name: str | None, num_generations: int) -> int:
+    def screen_size(self, name: str | None, num_generations: int) -> int:
         if isinstance(self.setting, int):
             return self.setting
-        return cheapest_first(*self.pass_rate(name), num_generations)
+        return cheapest_screen_size(*self.pass_rate(name), num_generations)
 
     def pass_rate(self, name: str | None) -> tuple[float, float]:
         return self.population.pass_rate() if self._memory is None else self._memory.pass_rate(name)
 
-    def most_first(self, num_generations: int) -> int:
-        return self.setting if isinstance(self.setting, int) else largest_first(num_generations)
+    def max_screen_size(self, num_generations: int) -> int:
+        return self.setting if isinstance(self.setting, int) else largest_screen_size(num_generations)
 
-    def observe(self, decided: Decided) -> None:
-        if self._memory is not None or decided.counts is None or decided.num_known:
+    def observe(self, decisions: Decisions) -> None:
+        if self._memory is not None or decisions.counts is None or decisions.num_known:
             return
         self.population.fade(AcceptanceRate.DECAY)
-        for num_correct, num_scored in decided.counts:
+        for num_correct, num_scored in decisions.counts:
             self.population.update(num_correct, num_scored)
 
     def expected_saving(self, num_generations: int) -> float:
         """Return the ratio of completions per accepted group without screening to that with screening."""
         correct, incorrect = self.population.pass_rate()
-        first = cheapest_first(correct, incorrect, num_generations)
+        size = cheapest_screen_size(correct, incorrect, num_generations)
         whole = expected_cost(correct, incorrect, num_generations, num_generations)
-        return whole / expected_cost(correct, incorrect, first, num_generations)
+        return whole / expected_cost(correct, incorrect, size, num_generations)
 
     def describe_on(self, num_generations: int) -> str:
-        first = cheapest_first(*self.population.pass_rate(), num_generations)
-        return f"{first} completions of a prompt are sampled first, and the rest if their rewards differ,"
+        size = cheapest_screen_size(*self.population.pass_rate(), num_generations)
+        return f"{size} completions of a prompt are sampled first, and the rest if their rewards differ,"
 
     def describe_off(self) -> str:
         return "whole groups are sampled"

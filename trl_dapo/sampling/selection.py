@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from .groups import GenerationRequest, PromptGroup, num_completions_of
-from .policies import Decided, SelectionPolicy, largest_first
+from .policies import Decisions, SelectionPolicy, largest_screen_size
 from .prompts import PromptStream
 from .queue import GroupQueue
 from .round_size import AcceptanceRate, RoundSize
@@ -45,7 +45,7 @@ class Selection:
             processes can share equally, but not below that number.
         batch_multiplier (`float`, *optional*):
             Number of prompts in a round, in rollout batches. By default it follows from the acceptance rate.
-        rounds_are_rare (`bool`):
+        extra_round_stalls (`bool`):
             Whether a further round would make both the engine and the training wait.
         samples_next_batch (`bool`):
             Whether first completions for the next batch may be sampled together with the rest of this batch.
@@ -62,17 +62,17 @@ class Selection:
         carries: bool = False,
         max_round_size: int | None = None,
         batch_multiplier: float | None = None,
-        rounds_are_rare: bool = False,
+        extra_round_stalls: bool = False,
         samples_next_batch: bool = False,
     ) -> None:
         self.stream, self.queue = stream, queue
         self.target, self.num_generations, self.num_ranks = target, queue.num_generations, num_ranks
         self.carries, self.max_round_size, self.batch_multiplier = carries, max_round_size, batch_multiplier
-        self.rounds_are_rare, self.samples_next_batch = rounds_are_rare, samples_next_batch
+        self.extra_round_stalls, self.samples_next_batch = extra_round_stalls, samples_next_batch
         self.round_size = RoundSize()
         self.policies = list(policies)
         # The processes can share whole groups equally if their number is a multiple of this.
-        self.multiple_of = num_ranks // math.gcd(self.num_generations, num_ranks)
+        self.group_multiple = num_ranks // math.gcd(self.num_generations, num_ranks)
 
     # ---- Decisions of the policies ----
 
@@ -89,7 +89,7 @@ class Selection:
         if self.active != before:
             # The record of predictions holds those of other policies, so it starts anew.
             self.round_size.predicted = AcceptanceRate()
-            self.predict_the_past()
+            self.backfill_predictions()
 
     def remove(self, policy: SelectionPolicy) -> None:
         """Continue the run without a policy."""
@@ -115,9 +115,9 @@ class Selection:
         """Whether a policy may request only the first completions of a group."""
         return any(policy.splits_groups for policy in self.active)
 
-    def num_first(self, name: str | None) -> int:
+    def screen_size(self, name: str | None) -> int:
         """Return how many completions of a prompt to request first."""
-        nums = [policy.num_first(name, self.num_generations) for policy in self.active]
+        nums = [policy.screen_size(name, self.num_generations) for policy in self.active]
         return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
@@ -128,18 +128,19 @@ class Selection:
                 return probability
         return None
 
-    def observe(self, decided: Decided) -> None:
+    def observe(self, decisions: Decisions) -> None:
         """Let all policies learn from groups that were decided on."""
-        if not decided.num_known:
-            predicted = [self.predicted_acceptance(group.name, decided.num_completions) for group in decided.groups]
+        if not decisions.num_known:
+            size = decisions.num_completions
+            predicted = [self.predicted_acceptance(group.name, size) for group in decisions.groups]
             known = [probability for probability in predicted if probability is not None]
             if known:
                 num_predicted = sum(known) * (len(predicted) / len(known))  # unknown ones count as the mean
-                decided = decided._replace(predicted_acceptance=num_predicted)
+                decisions = decisions._replace(predicted_acceptance=num_predicted)
         for policy in (self.round_size, *self.policies):
-            policy.observe(decided)
+            policy.observe(decisions)
 
-    def predict_the_past(self) -> None:
+    def backfill_predictions(self) -> None:
         """
         If no prediction is recorded yet, fill in the past: assume that the policy would have predicted the same
         probability for every earlier group as it now does for an unknown prompt.
@@ -154,7 +155,7 @@ class Selection:
     @property
     def smallest_round(self) -> float:
         """Number of completions below which a round is not worth its cost: a quarter of a batch, in equal shares."""
-        return max(self.target / 4, self.multiple_of) * self.num_generations
+        return max(self.target / 4, self.group_multiple) * self.num_generations
 
     @property
     def most_for_equal_shares(self) -> int:
@@ -166,32 +167,35 @@ class Selection:
         """Maximum number of whole groups in a round."""
         if self.max_round_size is None:
             return None
-        return max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
+        return max(self.max_round_size // self.group_multiple, 1) * self.group_multiple
 
-    def in_equal_groups(self, num: int) -> int:
+    def round_up_groups(self, num: int) -> int:
         """Return the number of groups, rounded up to a number that the processes can share equally."""
-        return num + num_lacking(num, self.multiple_of)
+        return num + num_lacking(num, self.group_multiple)
 
-    def next_round(self, num_missing: int, left: float) -> list[GenerationRequest]:
-        """Return the requests of a round for a batch that lacks `num_missing` groups: at most `left` completions."""
+    def next_round(self, num_missing: int, completions_left: float) -> list[GenerationRequest]:
+        """
+        Return the requests of a round for a batch that lacks `num_missing` groups: at most `completions_left`
+        completions.
+        """
         waiting = self.queue.drawn  # a draw removes groups from this list, so that a later one does not get them again
         is_split = self.splits_groups or bool(self.queue.partial)
-        rests = self._rests(num_missing, left)
-        left -= num_completions_of(rests)
-        requests = rests + self._first_requests(num_missing, rests, left, is_split, waiting)
+        rests = self._rests(num_missing, completions_left)
+        completions_left -= num_completions_of(rests)
+        requests = rests + self._first_requests(num_missing, rests, completions_left, is_split, waiting)
         if not is_split:
             return requests  # only whole groups, in a number that the processes can share equally
         if self._most_groups is not None:
-            requests = within_rows(requests, self._most_groups * self.num_generations)
-        return in_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
+            requests = shrink_to_fit(requests, self._most_groups * self.num_generations)
+        return extend_to_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
 
-    def _rests(self, num_missing: int, left: float) -> list[GenerationRequest]:
+    def _rests(self, num_missing: int, completions_left: float) -> list[GenerationRequest]:
         """Return requests for the rest of partial groups, of as many as a batch needs."""
-        num = math.ceil(num_missing / self.round_size.share_completed)
+        num = math.ceil(num_missing / self.round_size.partial_acceptance_rate)
         if self._most_groups is not None:
             num = min(num, self._most_groups)
-        rests = rest_of(self.queue.partial, num, left)
-        while rests and num_completions_of(rests) + num_for_equal_shares(rests, self.num_ranks) > left:
+        rests = rest_of(self.queue.partial, num, completions_left)
+        while rests and num_completions_of(rests) + num_for_equal_shares(rests, self.num_ranks) > completions_left:
             rests.pop()
         return rests
 
@@ -199,19 +203,20 @@ class Selection:
         self,
         num_missing: int,
         rests: list[GenerationRequest],
-        left: float,
+        completions_left: float,
         is_split: bool,
         waiting: list[PromptGroup],
     ) -> list[GenerationRequest]:
         """Return the first requests for further groups, if the rests are not enough and the limit allows more."""
-        num_new = max(math.ceil(num_missing - len(rests) * self.round_size.share_completed), 0)
-        num_ahead = self._num_ahead(len(self.queue.partial) - len(rests))
+        num_new = max(math.ceil(num_missing - len(rests) * self.round_size.partial_acceptance_rate), 0)
+        num_for_next_batch = self._num_for_next_batch(len(self.queue.partial) - len(rests))
         reserve = self.most_for_equal_shares if is_split else 0
-        takes_whole_groups = not rests and left - reserve < self.smallest_round
+        takes_whole_groups = not rests and completions_left - reserve < self.smallest_round
         if takes_whole_groups:
             # Near the limit only whole groups are requested, which need no reserve for equal shares.
-            reserve, num_ahead = 0, 0
-        num_wanted, completions_left = num_new + num_ahead, left - reserve
+            reserve, num_for_next_batch = 0, 0
+        num_wanted = num_new + num_for_next_batch
+        completions_left -= reserve
         if num_wanted == 0 or completions_left < self.smallest_round:
             return []
         num_groups = self._num_groups(num_wanted)
@@ -226,46 +231,48 @@ class Selection:
             self,
             waiting,
             completions_left=completions_left,
-            engine_room=self._room_next_to(rests) if is_split else math.inf,
+            engine_room=self._engine_room_after(rests) if is_split else math.inf,
             min_groups=num_wanted,
             enough_accepted=enough_accepted,
-            share_ahead=num_ahead / num_wanted,
+            fraction_for_next_batch=num_for_next_batch / num_wanted,
             acceptance_rate=self.round_size.acceptance.rate,
             takes_whole_groups=takes_whole_groups,
         )
         return draw.take(num_groups)
 
-    def _num_ahead(self, num_partial: int) -> int:
+    def _num_for_next_batch(self, num_partial: int) -> int:
         """Return the number of groups of the next batch whose first completions are sampled in this round."""
         # The next rollout then needs one round, for the rest of these groups, instead of two. This saves time because
         # each round takes as long as its longest completion.
-        if not self.samples_next_batch or not self.splits_groups or self.num_first(None) >= self.num_generations:
+        if not self.samples_next_batch or not self.splits_groups or self.screen_size(None) >= self.num_generations:
             return 0
         return max(self.target - num_partial, 0)
 
     def _num_groups(self, num_wanted: int) -> int:
         """Return the number of groups that a round draws so that `num_wanted` are accepted."""
         if self.batch_multiplier is not None:
-            return self.in_equal_groups(int(self.batch_multiplier * self.target))
+            return self.round_up_groups(int(self.batch_multiplier * self.target))
         acceptance = self.round_size.acceptance
-        size = acceptance.round_size(num_wanted, self.target, carries=self.carries, is_rare=self.rounds_are_rare)
-        return self.in_equal_groups(size)
+        size = acceptance.round_size(
+            num_wanted, self.target, carries=self.carries, extra_round_stalls=self.extra_round_stalls
+        )
+        return self.round_up_groups(size)
 
-    def _room_next_to(self, rests: list[GenerationRequest]) -> float:
+    def _engine_room_after(self, rests: list[GenerationRequest]) -> float:
         """Return how many more completions the engine can take in the same round as these."""
         if self._most_groups is None:
             return math.inf
         for_equal_shares = self.num_ranks if self.num_ranks > 1 and rests else 0
         return self._most_groups * self.num_generations - num_completions_of(rests) - for_equal_shares
 
-    def new_groups(self, num: int, left: float, enough_accepted: float) -> list[GenerationRequest]:
+    def new_groups(self, num: int, completions_left: float, enough_accepted: float) -> list[GenerationRequest]:
         """Return requests for `num` new groups, or for fewer if these are predicted to bring enough accepted ones."""
-        draw = _Draw(self, self.queue.drawn, completions_left=left, enough_accepted=enough_accepted)
+        draw = _Draw(self, self.queue.drawn, completions_left=completions_left, enough_accepted=enough_accepted)
         return draw.take(num)
 
-    def equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:
+    def extend_to_equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:
         """Return the requests with a few more completions, so that the processes have equal shares."""
-        return in_equal_shares(requests, self.num_ranks, _Draw(self, []).take)
+        return extend_to_equal_shares(requests, self.num_ranks, _Draw(self, []).take)
 
 
 class _Draw:
@@ -285,8 +292,8 @@ class _Draw:
             Number of groups to draw at least, if there is room.
         enough_accepted (`float`):
             Number of groups predicted to be accepted at which the draw may stop early. Infinity never stops early.
-        share_ahead (`float`):
-            Share of the groups that is meant for the next batch.
+        fraction_for_next_batch (`float`):
+            Fraction of the groups that is meant for the next batch.
         acceptance_rate (`float`):
             Share of the groups whose rest is expected to be requested later.
         takes_whole_groups (`bool`):
@@ -302,31 +309,31 @@ class _Draw:
         engine_room: float = math.inf,
         min_groups: int = 0,
         enough_accepted: float = math.inf,
-        share_ahead: float = 0.0,
+        fraction_for_next_batch: float = 0.0,
         acceptance_rate: float = 0.0,
         takes_whole_groups: bool = False,
     ) -> None:
         self._selection, self._waiting = selection, waiting
         self._completions_left, self._engine_room = completions_left, engine_room
         self._min_groups, self._enough_accepted = min_groups, enough_accepted
-        self._share_ahead, self._acceptance_rate = share_ahead, acceptance_rate
+        self._fraction_for_next_batch, self._acceptance_rate = fraction_for_next_batch, acceptance_rate
         self._takes_whole_groups = takes_whole_groups
         self._nums: list[int] = []  # number of completions requested of each drawn group
         self._predicted = 0.0  # number of drawn groups that are predicted to be accepted ...
         self._predicted_partial = 0.0  # ... and how many of these are requested in part
-        self._most_first = self._find_most_first()
+        self._max_screen_size = self._find_max_screen_size()
 
-    def _find_most_first(self) -> int:
+    def _find_max_screen_size(self) -> int:
         """Return the maximum number of first completions of a group that is requested in part."""
         num_generations = self._selection.num_generations
-        nums = [policy.most_first(num_generations) for policy in self._selection.active if policy.splits_groups]
+        nums = [policy.max_screen_size(num_generations) for policy in self._selection.active if policy.splits_groups]
         if self._takes_whole_groups or not nums:
-            return largest_first(num_generations)
+            return largest_screen_size(num_generations)
         return min(nums)
 
     def take(self, num: int) -> list[GenerationRequest]:
         """Return requests for the next `num` prompts, or for fewer if these are enough."""
-        if self._engine_room < self._most_first:
+        if self._engine_room < self._max_screen_size:
             return []
         groups: list[PromptGroup] = []
         is_full = False
@@ -336,15 +343,13 @@ class _Draw:
             is_full = self._is_full()
         if len(groups) < num and not is_full:
             groups += self._take_from_stream(num - len(groups))
-        return [GenerationRequest(group, first) for group, first in zip(groups, self._nums, strict=True)]
+        return [GenerationRequest(group, num) for group, num in zip(groups, self._nums, strict=True)]
 
     def _take_from_stream(self, num: int) -> list[PromptGroup]:
         policies, stream = self._selection.active, self._selection.stream
 
         def skips(name: str, may_skip: bool) -> bool:
-            # A list, so that all policies are asked: each may count the prompt.
-            decisions = [policy.skips(name, may_skip) for policy in policies]
-            return any(decisions)
+            return any(policy.skips(name, may_skip) for policy in policies)
 
         def is_enough(name: str) -> bool:
             self._note(name)
@@ -359,49 +364,51 @@ class _Draw:
     def _note(self, name: str) -> None:
         """Count a prompt that was drawn."""
         selection, num_generations = self._selection, self._selection.num_generations
-        first = num_generations if self._takes_whole_groups else selection.num_first(name)
-        self._nums.append(first)
-        acceptance = selection.predicted_acceptance(name, first)
+        size = num_generations if self._takes_whole_groups else selection.screen_size(name)
+        self._nums.append(size)
+        acceptance = selection.predicted_acceptance(name, size)
         if acceptance is not None:
             self._predicted += acceptance
-            if first < num_generations:
+            if size < num_generations:
                 self._predicted_partial += acceptance
         # If the engine has no room for a whole group, only its first completions are requested.
-        self._engine_room -= min(first, self._most_first)
-        self._completions_left -= first + self._acceptance_rate * (num_generations - first)
+        self._engine_room -= min(size, self._max_screen_size)
+        self._completions_left -= size + self._acceptance_rate * (num_generations - size)
 
     def _is_full(self) -> bool:
         """Return whether to draw no further prompt."""
-        if self._engine_room < self._most_first:
+        if self._engine_room < self._max_screen_size:
             return True
-        if len(self._nums) % self._selection.multiple_of != 0:
+        if len(self._nums) % self._selection.group_multiple != 0:
             return False  # the processes could not share these equally
-        has_enough_accepted = self._predicted >= self._num_wanted(self._enough_accepted)
-        has_drawn_enough = len(self._nums) >= self._num_wanted(self._min_groups)
-        is_spent = self._completions_left < self._selection.multiple_of * self._selection.num_generations
+        has_enough_accepted = self._predicted >= self._scaled_target(self._enough_accepted)
+        has_drawn_enough = len(self._nums) >= self._scaled_target(self._min_groups)
+        is_spent = self._completions_left < self._selection.group_multiple * self._selection.num_generations
         return (has_enough_accepted and has_drawn_enough) or is_spent
 
-    def _num_wanted(self, num: float) -> float:
+    def _scaled_target(self, num: float) -> float:
         """
-        Return how much is wanted of a number of groups for this batch and the next.
+        Scale a number of groups that is meant for this batch and the next.
 
         For the next batch only partly requested groups count, since groups that are requested whole would be surplus
-        of this batch. So the part for the next batch is scaled by the share of partly requested groups.
+        of this batch. So the part for the next batch is scaled by the fraction of partly requested groups.
         """
         if not self._predicted:
             return num
-        share_partial = self._predicted_partial / self._predicted
-        return (1.0 - self._share_ahead * (1.0 - share_partial)) * num
+        fraction_partial = self._predicted_partial / self._predicted
+        return (1.0 - self._fraction_for_next_batch * (1.0 - fraction_partial)) * num
 
 
 # ---- Pure functions on requests ----
 
 
-def rest_of(partial: Sequence[PromptGroup], num: int, left: float) -> list[GenerationRequest]:
-    """Return requests for the rest of up to `num` partial groups, oldest first: at most `left` completions."""
+def rest_of(partial: Sequence[PromptGroup], num: int, completions_left: float) -> list[GenerationRequest]:
+    """
+    Return requests for the rest of up to `num` partial groups, oldest first: at most `completions_left` in total.
+    """
     rests = [GenerationRequest(group, group.num_missing) for group in partial[:num]]
     ends = accumulate(rest.num_completions for rest in rests)
-    return [rest for rest, end in zip(rests, ends, strict=True) if end <= left]
+    return [rest for rest, end in zip(rests, ends, strict=True) if end <= completions_left]
 
 
 def num_lacking(num: int, multiple_of: int) -> int:
@@ -409,18 +416,18 @@ def num_lacking(num: int, multiple_of: int) -> int:
     return -num % multiple_of
 
 
-def within_rows(requests: Sequence[GenerationRequest], most: int) -> list[GenerationRequest]:
+def shrink_to_fit(requests: Sequence[GenerationRequest], most: int) -> list[GenerationRequest]:
     """Return the requests, cut down to first completions until there are no more than `most` completions."""
     requests, excess = list(requests), num_completions_of(requests) - most
     for i, request in reversed(list(enumerate(requests))):
         if excess > 0 and request.is_whole:
-            first = largest_first(request.num_completions)
-            requests[i] = replace(request, num_completions=first)
-            excess -= request.num_completions - first
+            size = largest_screen_size(request.num_completions)
+            requests[i] = replace(request, num_completions=size)
+            excess -= request.num_completions - size
     return requests
 
 
-def in_equal_shares(
+def extend_to_equal_shares(
     requests: Sequence[GenerationRequest], num_ranks: int, take: Callable[[int], list[GenerationRequest]]
 ) -> list[GenerationRequest]:
     """Return the requests with more first completions or further prompts, so that the processes have equal shares."""
@@ -441,13 +448,13 @@ def in_equal_shares(
 
 
 def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) -> int:
-    """Return the number of completions that [`in_equal_shares`] adds."""
+    """Return the number of completions that [`extend_to_equal_shares`] adds."""
     num_more = num_lacking(num_completions_of(requests), num_ranks)
     spare = sum(request.group.num_generations - request.num_completions for request in requests if request.is_first)
     return num_more + num_ranks if num_more - spare == 1 else num_more
 
 
-def apart(
+def separate_whole_requests(
     requests: Sequence[GenerationRequest], multiple_of: int
 ) -> tuple[list[GenerationRequest], list[GenerationRequest]]:
     """Return the requests for whole groups, a multiple of `multiple_of` of them, and the other requests."""

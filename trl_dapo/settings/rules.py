@@ -476,17 +476,17 @@ RULES: tuple[Rule, ...] = (
         ("num_ranks_sharing_a_row",),
     ),
     Rule(
-        lambda s: s.max_tokens_per_microbatch is not None and s.feels_padding is not None,
+        lambda s: s.max_tokens_per_microbatch is not None and s.why_padding_matters is not None,
         "`max_tokens_per_microbatch={max_tokens_per_microbatch}` does not work with this model, whose outputs depend "
-        "on the padding: {feels_padding}. Leave it out, and limit memory with `per_device_train_batch_size`.",
-        ("feels_padding",),
+        "on the padding: {why_padding_matters}. Leave it out, and limit memory with `per_device_train_batch_size`.",
+        ("why_padding_matters",),
     ),
     Rule(
-        lambda s: _carries(s) and s.loss_type == "dapo" and s.feels_padding is not None,
+        lambda s: _carries(s) and s.loss_type == "dapo" and s.why_padding_matters is not None,
         "`dynamic_sampling_surplus='carry'` does not work with this model, whose log-probabilities depend on the "
         "padding: the padding of a row changes when it is carried to another rollout. Set "
         "`dynamic_sampling_surplus='discard'`.",
-        ("feels_padding",),
+        ("why_padding_matters",),
     ),
     Rule(
         lambda s: s.has_group_filter and not s.use_dynamic_sampling,

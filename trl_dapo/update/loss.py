@@ -67,7 +67,7 @@ def clipped_tokens(
     return low, high, (ratio > max(delta, 1 + epsilon_high)) & (advantages < 0)
 
 
-def engine_weight(log_ratio: Tensor, mask: Tensor, mode: str, low: float | None, high: float | None) -> Tensor:
+def importance_weight(log_ratio: Tensor, mask: Tensor, mode: str, low: float | None, high: float | None) -> Tensor:
     """
     Return the importance sampling weight of each token, or of each completion, `(B, 1)`, from the logarithm of the
     ratio of the policy's to the engine's probability. NaN in the logarithm counts as a ratio of 1.

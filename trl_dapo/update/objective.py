@@ -24,7 +24,8 @@ class Objective:
     level: str  # "token" or "sequence"
     beta: float
     corrects_kl: bool  # whether the KL term is weighted by the probability ratio
-    engine_weight: Callable[..., Tensor] | None  # `loss.engine_weight`, if vLLM's probabilities are corrected for
+    # `loss.importance_weight`, if the difference between the policy's and vLLM's probabilities is corrected for.
+    importance_weight: Callable[..., Tensor] | None
     entropy_coef: float | None  # `None` for no entropy bonus
     router_coef: float
     num_ranks: int
@@ -57,11 +58,11 @@ class Objective:
             )
         if self.select_tokens is not None:
             per_token_loss = per_token_loss * trained
-        if self.engine_weight is not None:
+        if self.importance_weight is not None:
             weight = inputs.get("importance_sampling_ratio")
             log_ratio = old_logps - inputs["sampling_per_token_logps"]
             if weight is None:  # no earlier pass has computed it
-                weight = self.engine_weight(log_ratio, mask)
+                weight = self.importance_weight(log_ratio, mask)
                 step_metrics.add_engine(mask, log_ratio, weight)
             step_metrics.add_ratio(mask, log_ratio, weight)
             per_token_loss = per_token_loss * weight

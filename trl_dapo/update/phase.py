@@ -28,7 +28,7 @@ from ..models import attention_cost_of
 from ..settings.rules import check_rules
 from .compat import check_release, sharded_at_load
 from .empty_steps import SkipEmptyStep
-from .loss import engine_weight
+from .loss import importance_weight
 from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_matters
 from .passes import accumulating, ranks_are_in_step, run_trimmed
@@ -72,7 +72,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             self._why_padding_matters = why_padding_matters(
                 self.model, run, self._tokenizer.pad_token_id, self._is_vlm, self.accelerator
             )
-            check_rules(self.args, feels_padding=self._why_padding_matters)
+            check_rules(self.args, why_padding_matters=self._why_padding_matters)
         self.add_callback(
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
@@ -89,7 +89,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             "num_ranks_sharing_a_row": self.num_ranks_sharing_a_row,
             "is_quantized": is_quantized(self.model),
             "trains_float32": trains_float32(self.model),
-            "feels_padding": self._why_padding_matters,
+            "why_padding_matters": self._why_padding_matters,
         }
 
     # ---- The window: the rows of one optimizer step ----
@@ -113,9 +113,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             # micro-steps can be sampled now as well.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
                 # Micro-steps to the end of training. This is a little too high if epochs end with a shorter window.
-                num_left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
-                num_left -= step - self._step
-                self._num_rollouts_left = math.ceil(num_left / self._generate_every) - 1  # not counting this one
+                num_steps_left = self.state.max_steps - self.state.global_step
+                micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - (step - self._step)
+                self._num_rollouts_left = math.ceil(micro_steps_left / self._generate_every) - 1  # not this one
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self._steps_per_generation])
         if self.loss_type == "dapo":
@@ -249,7 +249,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             off_policy_mask = partial(self.get_off_policy_mask, off_policy_threshold=self.off_policy_mask_threshold)
         if self.use_vllm and self.vllm_importance_sampling_correction:
             low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
-            weight = partial(engine_weight, mode=self.vllm_importance_sampling_mode, low=low, high=high)
+            weight = partial(importance_weight, mode=self.vllm_importance_sampling_mode, low=low, high=high)
         entropy_coef = None
         if self._entropy_bonus_enabled:
             # With an adaptive coefficient, there is no bonus while the entropy is above its target.
@@ -262,7 +262,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             level=self.importance_sampling_level,
             beta=self.beta,
             corrects_kl=self.args.use_bias_correction_kl,
-            engine_weight=weight,
+            importance_weight=weight,
             entropy_coef=entropy_coef,
             router_coef=self.router_aux_loss_coef,
             num_ranks=self.accelerator.num_processes,

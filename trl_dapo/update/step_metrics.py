@@ -120,7 +120,7 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
         }
         for num_rollouts in range(MAX_STALENESS + 1):
             if totals.get(f"clip_units_{num_rollouts}", 0) > 0:
-                metrics[f"overlap/clip_ratio/staleness_{num_rollouts}"] = (
+                metrics[f"rollouts_ahead/clip_ratio/staleness_{num_rollouts}"] = (
                     totals[f"region_{num_rollouts}"] / totals[f"clip_units_{num_rollouts}"]
                 )
         if "kl" in totals:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sampling.rounds import Recorded
+from ..sampling.rounds import RoundRecording
 from ..sampling.rows import Row, as_generated, rows_from_generated
 from ..update.old_logps import put_rows
 from ..update.patching import patched
@@ -35,18 +35,18 @@ class RecordReplayMixin(TypedGRPOTrainer):
     _rows_cut_off: Sequence[bool]
     _sample_completions: Callable[[list], tuple]
 
-    _recorded: Recorded | None = None
+    _round_recording: RoundRecording | None = None
     _replayed: tuple[tuple, Tensor] | None = None  # results of `_generate` and `_calculate_rewards` during a replay
     # Log-probabilities of rows that an earlier policy sampled. They replace those of TRL's next forward pass.
     _earlier_logps: Sequence | None = None
 
     @contextmanager
-    def _recording(self, score: Callable[..., Tensor] | None = None) -> Iterator[Recorded]:
+    def _recording(self, score: Callable[..., Tensor] | None = None) -> Iterator[RoundRecording]:
         """Record what TRL samples and scores in one round, without changing the trainer's metrics and logs."""
         logs, metrics = empty_logs(self._logs), empty_metrics()
-        recorded = Recorded(score, metrics=metrics["train"])
-        with patched(self, _recorded=recorded, _logs=logs, _metrics=metrics):
-            yield recorded
+        recording = RoundRecording(score, metrics=metrics["train"])
+        with patched(self, _round_recording=recording, _logs=logs, _metrics=metrics):
+            yield recording
 
     @contextmanager
     def _replaying(self, rows: list[Row], rewards: Tensor) -> Iterator[dict[str, list[float]]]:
@@ -75,18 +75,18 @@ class RecordReplayMixin(TypedGRPOTrainer):
         generated = self._sample_completions(prompts)
         self._completion_lengths = own_lengths(generated)
         self._rows_cut_off = self._cut_off(generated) if self._initialized else []
-        if self._recorded is not None:
+        if self._round_recording is not None:
             environments = None if self.environment_factories is None else self._batch_environments
-            self._recorded.rows = rows_from_generated(generated, prompts, environments)
-            self._recorded.lengths = self._completion_lengths
-            self._recorded.truncated = self._rows_cut_off
+            self._round_recording.rows = rows_from_generated(generated, prompts, environments)
+            self._round_recording.lengths = self._completion_lengths
+            self._round_recording.truncated = self._rows_cut_off
         return generated
 
     def _calculate_rewards(self, *batch: Any) -> Tensor:  # TRL passes its four arguments by position
         if self._replayed is not None:
             return self._replayed[1]
-        if self._recorded is not None and self._recorded.score is not None:
-            return self._recorded.score(*batch)
+        if self._round_recording is not None and self._round_recording.score is not None:
+            return self._round_recording.score(*batch)
         return self._score_completions(*batch)
 
     def _score_completions(self, *batch: Any) -> Tensor:
@@ -94,7 +94,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
         return super()._calculate_rewards(*batch)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
-        if self._recorded is not None:  # not used: the round is only sampled and scored
+        if self._round_recording is not None:  # not used: the round is only sampled and scored
             _, input_ids, _, logits_to_keep, *_ = args
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         earlier, self._earlier_logps = self._earlier_logps, None

@@ -16,7 +16,7 @@ from update_helpers import Recorder, apart
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.settings.sampling_defaults import PAPER
-from trl_dapo.update.loss import engine_weight
+from trl_dapo.update.loss import importance_weight
 from trl_dapo.update.phase import UpdatePhaseMixin
 from trl_dapo.update.step_metrics import StepMetrics, metrics_of_tokens
 
@@ -40,13 +40,13 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("how", WEIGHTS, ids=str)
 def test_the_ratio_is_bounded_by_the_token_or_by_the_completion(how):
-    assert engine_weight(LOG_RATIO, MASK, *how).tolist() == [[pytest.approx(value) for value in WEIGHTS[how][0]]]
+    assert importance_weight(LOG_RATIO, MASK, *how).tolist() == [[pytest.approx(value) for value in WEIGHTS[how][0]]]
 
 
 def test_a_token_of_which_the_engine_says_nothing_weighs_1():
     log_ratio = torch.tensor([[math.log(0.5), math.nan]])
-    assert engine_weight(log_ratio, torch.ones(1, 2), "token_mask", None, 2.0).tolist() == [[0.5, 1.0]]
-    assert engine_weight(log_ratio, torch.ones(1, 2), "sequence_mask", None, 2.0).tolist() == [[0.5]]
+    assert importance_weight(log_ratio, torch.ones(1, 2), "token_mask", None, 2.0).tolist() == [[0.5, 1.0]]
+    assert importance_weight(log_ratio, torch.ones(1, 2), "sequence_mask", None, 2.0).tolist() == [[0.5]]
 
 
 @pytest.mark.parametrize(
