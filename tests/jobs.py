@@ -104,14 +104,18 @@ def tried_out_first(model, folder):
     write_report(Path(folder), report)
 
 
-def one_runs_out_of_memory(model, folder, phase):
-    """Try a run out in which the last process runs out of memory in one phase. Report what fitted."""
+def one_runs_out_of_memory(model, folder, phase, limit="40", overrides="{}"):
+    """
+    Try a run out in which the last process runs out of memory in one phase: above `limit` tokens in an update. Report
+    what fitted.
+    """
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "max_tokens_per_microbatch": 64}
+    settings |= json.loads(overrides)
     trainer = ScriptedTrainer(model, right, tiny_config(folder, **settings), train_dataset=prompts(40), script=script)
     is_last, compute_loss = RANK == WORLD_SIZE - 1, trainer._compute_loss
 
     def limited(model, inputs):
-        if is_last and inputs["prompt_ids"].numel() + inputs["completion_ids"].numel() > 40:
+        if is_last and inputs["prompt_ids"].numel() + inputs["completion_ids"].numel() > int(limit):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return compute_loss(model, inputs)
 

@@ -6,9 +6,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import launch
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.cli import train
 from trl_dapo.cli.entry_point import main
 from trl_dapo.run.trial_report import Phase
 
@@ -35,6 +37,27 @@ def test_a_run_that_does_not_fit_ends_with_status_1(here, monkeypatch, capsys):
     report = SimpleNamespace(fits=False)
     monkeypatch.setattr(DAPOTrainer, "trial", lambda trainer: report)
     assert main(["train", "--config", "smoke_cpu", "--trial"]) == 4
+    assert list(here.iterdir()) == []
+
+
+def test_a_run_that_runs_out_of_memory_while_it_is_loaded_does_not_fit(here, monkeypatch, capsys):
+    def run_out(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(train, "make_trainer", run_out)
+    assert main(["train", "--config", "smoke_cpu", "--trial"]) == 4
+    said = "memory ran out. CUDA out of memory. This happened before the first phase of the trial.\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert list(here.iterdir()) == []
+
+
+def test_a_reward_function_that_needs_more_memory_than_is_left_does_not_fit(here, monkeypatch, capsys):
+    def run_out(trainer, *args):
+        raise MemoryError
+
+    monkeypatch.setattr(DAPOTrainer, "_calculate_rewards", run_out)
+    assert main(["train", "--config", "smoke_cpu", "--trial"]) == 4
+    assert "It needs more memory than the model leaves." in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
@@ -65,5 +88,5 @@ def test_two_processes_try_a_recipe_out_together(here):
 
 
 def test_every_phase_has_advice_for_when_nothing_fits():
-    for name in ("sampling", "update", "update of this rollout", "evaluation", "checkpoint"):
+    for name in ("sampling", "optimizer's state", "update", "update of this rollout", "evaluation", "checkpoint"):
         assert Phase(name, "", None, failed=[None]).describe_problem().startswith(f"The {name} ran out of memory")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peak of a process's memory, and which errors say that memory ran out."""
 
+import errno
 import sys
 
 import pytest
@@ -36,6 +37,9 @@ def test_what_a_block_allocates_and_gives_back_is_its_peak_and_not_that_of_the_n
             True,
         ),
         (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
         (RuntimeError("The size of tensor a (3) must match"), False),
         (OSError("not enough memory"), False),
     ],

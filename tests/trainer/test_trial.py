@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import sys
 from collections import Counter
 
 import jobs
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import IterableDataset
-from helpers import ScriptedTrainer, launch, letters, prompts, right, tiny_config, untimed, weights
+from helpers import ScriptedTrainer, is_dummy, launch, letters, prompts, right, tiny_config, untimed, weights
 from jobs import script
 from peft import LoraConfig
 from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
+from trl_dapo import trainer as trainer_module
 from trl_dapo.engines import trial_phases
 from trl_dapo.run.preflight import SetupError
 
@@ -257,6 +259,27 @@ def test_the_largest_update_is_of_two_micro_batches_without_padding(tiny_model, 
     assert seen[: len(sizes)] == whole
 
 
+@pytest.mark.parametrize("empty", [prompts(0), {}, {"none": prompts(0)}], ids=["row", "dataset", "row of any"])
+def test_an_evaluation_without_prompts_is_not_tried(tiny_model, tmp_path, empty):
+    trainer = make(tiny_model, tmp_path, save_strategy="no")
+    trainer.eval_dataset = empty
+    report = trainer.trial()
+    assert [phase.name for phase in report.phases] == ["sampling", "update", "update of this rollout"]
+    assert report.schedule.num_evaluations == 0
+
+
+def test_reward_functions_see_the_state_of_the_run_as_in_a_run(tiny_model, tmp_path):
+    seen = []
+
+    def by_progress(prompts, completions, trainer_state, **kwargs):
+        seen.append((trainer_state.global_step, trainer_state.max_steps))
+        return letters(prompts, completions)
+
+    trainer = make(tiny_model, tmp_path, reward=by_progress, eval_strategy="no")
+    trainer.trial()
+    assert {*seen} == {(0, 3)}  # the first call is the check before anything is sampled
+
+
 def test_the_largest_update_has_the_state_of_the_optimizer_beside_it_as_from_the_second_step_of_a_run_on(
     tiny_model, tmp_path
 ):
@@ -343,6 +366,22 @@ def test_rounds_that_run_out_of_memory_are_halved_until_they_fit(tiny_model, tmp
     assert phases_of(report)["update"].fits
 
 
+def test_what_was_logged_before_memory_ran_out_is_not_taken_for_a_log_of_the_next_attempt(
+    tiny_model, tmp_path, monkeypatch
+):
+    sizes, warnings = [], []
+
+    def logging(prompts, completions, log_extra, **kwargs):
+        log_extra("length", [len(completion) for completion in completions])
+        sizes.append(0 if is_dummy(completions[0]) else len(completions))
+        return out_of_memory() if sizes[-1] > 8 else letters(prompts, completions)
+
+    monkeypatch.setattr(trainer_module.logger, "warning_once", warnings.append)
+    trainer = make(tiny_model, tmp_path, reward=logging, eval_strategy="no", save_strategy="no", log_completions=True)
+    assert phases_of(trainer.trial())["sampling"].value == 2
+    assert not any("log_extra" in warning for warning in warnings)
+
+
 def test_if_nothing_can_be_sampled_the_rest_is_not_tried_and_what_to_change_is_said(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path)
     trainer._generate_single_turn = out_of_memory
@@ -395,6 +434,33 @@ def test_an_update_of_which_not_even_one_row_fits_says_so_and_evaluation_and_che
     assert all(weight.grad is None for weight in trainer.model.parameters())
 
 
+@pytest.mark.parametrize("num_made", [0, 1, 2], ids=["nothing", "one half of a weight's", "one weight's"])
+def test_an_optimizer_whose_state_does_not_fit_is_named_and_left_without_a_part_of_it(
+    tiny_model, tmp_path, monkeypatch, num_made
+):
+    trainer, states, rooms = make(tiny_model, tmp_path), [], iter([True] * num_made)
+
+    class Torch:
+        """The module `torch`, as Adam sees it: two tensors of zeros are the state of a weight."""
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+        def zeros_like(self, *args, **kwargs):
+            return torch.zeros_like(*args, **kwargs) if next(rooms, False) else out_of_memory()
+
+    monkeypatch.setattr(sys.modules["torch.optim.adam"], "torch", Torch())
+    save = trainer._save_checkpoint
+    trainer._save_checkpoint = lambda *args: states.append(len(trainer.optimizer.state)) or save(*args)
+    report = trainer.trial()
+    assert [phase.name for phase in report.phases] == ["sampling", "optimizer's state", "evaluation", "checkpoint"]
+    assert [phase.fits for phase in report.phases] == [True, False, True, True]
+    assert states == [0]
+    assert report.run_seconds is None
+    said = " ".join(str(report).split())
+    assert "The optimizer's state ran out of memory with the run's settings. Train an adapter" in said
+
+
 def test_an_evaluation_that_runs_out_of_memory_takes_half_of_the_batch(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path)
 
@@ -428,6 +494,20 @@ def test_all_processes_go_on_with_what_fits_on_the_one_that_runs_out_of_memory(t
         assert report["update"] == [[64], 32]
 
 
+@pytest.mark.parametrize(
+    "loss", [{"loss_type": "grpo", "beta": 0.1}, {"top_entropy_quantile": 0.5}], ids=["TRL's loss", "top entropy"]
+)
+def test_no_process_waits_for_one_that_ran_out_of_memory_in_a_loss_that_reduces_over_all(tiny_model, tmp_path, loss):
+    # 4 rows of 18 tokens are 72. The completions of the rollout are shorter, so that its rows fit.
+    settings = {"max_tokens_per_microbatch": None, "per_device_train_batch_size": 4, **loss}
+    job = "one_runs_out_of_memory", tiny_model, tmp_path, "update", 70, json.dumps(settings)
+    result = launch(*job, num_processes=2, timeout=120)
+    assert result.returncode == 0, result.stderr[-5000:]
+    for rank in range(2):
+        report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())
+        assert report["update"] == [[4], 2]
+
+
 def test_where_processes_wait_for_each_other_running_out_of_memory_ends_them_all_and_names_the_phase(
     tiny_model, tmp_path
 ):
@@ -437,6 +517,24 @@ def test_where_processes_wait_for_each_other_running_out_of_memory_ends_them_all
 
 
 # ---- What cannot be tried ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_prompts"),
+    [
+        ({"max_steps": 0}, 24),
+        ({"max_steps": -1, "num_train_epochs": 0}, 24),
+        ({"use_dynamic_sampling": False, "loss_type": "grpo"}, 3),  # a rollout has 4 prompts
+    ],
+    ids=str,
+)
+def test_a_run_without_an_optimizer_step_is_refused(tiny_model, tmp_path, settings, num_prompts):
+    trainer = make(tiny_model, tmp_path, **settings)
+    trainer.train_dataset = prompts(num_prompts)
+    before = dict(vars(trainer))
+    with pytest.raises(SetupError, match="takes no optimizer step"):
+        trainer.trial()
+    assert vars(trainer) == before
 
 
 def test_sharded_weights_are_refused(tiny_model, tmp_path):

@@ -28,6 +28,7 @@ from ..config import DAPOConfig
 from ..plan.recipe import read_values
 from ..rewards.names import REWARD_FUNCS, read_math_problems
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
+from ..run.peak_memory import ran_out_of_memory
 from ..run.scratch import scratch_folder
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
@@ -355,10 +356,18 @@ def run_trial(launch_args: LaunchArguments, training_args: DAPOConfig, arguments
     """Try out a training run, print the report, and return 0 if the run fits and `DOES_NOT_FIT` if it does not."""
     # When a trainer is created, it creates its output folder, and its trackers may begin a run.
     training_args.report_to, training_args.push_to_hub = [], False
-    with scratch_folder(training_args.output_dir) as training_args.output_dir:
-        trainer = make_trainer(launch_args, training_args, arguments)
-        report = trainer.trial()
-        trainer.accelerator.print(f"\n{report}")
+    try:
+        with scratch_folder(training_args.output_dir) as training_args.output_dir:
+            trainer = make_trainer(launch_args, training_args, arguments)
+            report = trainer.trial()
+            trainer.accelerator.print(f"\n{report}")
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        # While the model was loaded, or in a phase in which other processes wait for this one.
+        where = getattr(error, "__notes__", ["This happened before the first phase of the trial."])
+        print_once(f"trl-dapo train: memory ran out. {one_line(error)} {' '.join(where)}")
+        return DOES_NOT_FIT
     trainer.accelerator.end_training()
     return 0 if report.fits else DOES_NOT_FIT
 

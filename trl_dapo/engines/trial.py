@@ -34,6 +34,12 @@ from .record_replay import empty_logs, empty_metrics
 from .trial_phases import TrialPhasesMixin
 
 
+WITHOUT_A_STEP = (
+    "The run takes no optimizer step, so there is nothing to try. Set `max_steps` or `num_train_epochs`, and use a "
+    "training dataset with at least as many prompts as a rollout."
+)
+
+
 class _TrialEnded(Exception):
     """Raised to leave transformers' training loop once all phases were tried."""
 
@@ -90,15 +96,15 @@ class TrialMixin(TrialPhasesMixin):
             self.preflight.check_example()
             self._try_out = lambda batches: found.append(self._try_phases(batches, memory, loading, saved))
             try:
-                self.preflight.on_train_begin(self.args, self.state, self.control)
                 super().train()
             except _TrialEnded:
                 pass
             finally:
                 saved.restore()
                 accelerator.free_memory()
-        (report,) = found
-        return report
+        if not found:
+            raise SetupError(WITHOUT_A_STEP)
+        return found[0]
 
     def _refuse_what_cannot_be_tried(self) -> None:
         sharded = None
@@ -122,7 +128,6 @@ class TrialMixin(TrialPhasesMixin):
         self._samples_ahead, args.rollouts_ahead = args.rollouts_ahead > 0, 0
         self._evaluates_on_start, args.eval_on_start = args.eval_on_start, False
         self.control, self.callback_handler = copy.copy(self.control), copy.copy(self.callback_handler)
-        self.callback_handler.callbacks = []
         self._metrics, self._logs = empty_metrics(), empty_logs(self._logs)
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
         self._window_microbatches = deque()
@@ -130,6 +135,8 @@ class TrialMixin(TrialPhasesMixin):
         self._open_engine(self.stopwatch)
         self._scores = EvaluationScores(self.num_generations_eval)
         self._take_new_sampler()
+        # Only the checks of the reward functions, which may read the state that the training loop makes.
+        self.callback_handler.callbacks = [self.preflight]
         self.neftune_noise_alpha = None  # the loop is left before it would remove the noise
         vars(self).pop("_cached_packer", None)
         self._last_loaded_step = -1
@@ -146,7 +153,8 @@ class TrialMixin(TrialPhasesMixin):
     def get_batch_samples(self, *args: Any) -> tuple[list, Any]:
         batches, num_items_in_batch = super().get_batch_samples(*args)
         if self._try_out is not None:
-            self._try_out(batches)
+            if batches:
+                self._try_out(batches)
             raise _TrialEnded
         return batches, num_items_in_batch
 
@@ -159,8 +167,7 @@ class TrialMixin(TrialPhasesMixin):
         phases = [sampling]
         if sampling.measured is not None:
             self._largest_row = self._find_largest_row()
-            attempt(self._make_optimizer_state, False)  # without it no update fits
-            update = self._try_largest_update(attempt)
+            update = self._try_optimizer_state(attempt) or self._try_largest_update(attempt)
             # From the second rollout on, the optimizer's state is in memory while completions are sampled.
             peak = sampling.measured.peak + self._count_optimizer_bytes()
             phases = [replace(sampling, measured=replace(sampling.measured, peak=peak)), update]

@@ -5,7 +5,7 @@
 import math
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -26,7 +26,7 @@ from ..update.patching import patched
 from ..update.rollout_tensors import index_rows, is_cut_by_row, join_rows, row_lengths, without_padding
 from ..update.typed_trainer import TypedGRPOTrainer
 from ..update.window import MicrobatchPacker
-from .longest_prompts import select_longest
+from .longest_prompts import has_examples, select_longest
 
 
 clock = time.perf_counter
@@ -62,6 +62,8 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         Run a phase. Return the seconds and the memory of the process that took most, or `None` if any process ran out
         of memory.
         """
+        # What reward functions logged in an attempt that ran out of memory belongs to no completion.
+        self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
         memory.start()
         started, failed = clock(), False
         try:
@@ -217,7 +219,10 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         self._window_microbatches = deque()  # an attempt that ran out of memory may have left some
         self._window_batches, self.current_gradient_accumulation_steps = [None] * num_batches, num_batches
         # The metrics of a step are reduced over the processes, so they are not published either.
-        silent = nullcontext() if reduces else patched(self, _publish=lambda *args: None)
+        silent = nullcontext()
+        if not reduces:
+            alone = partial(self._compute_loss_alone, self._compute_loss)
+            silent = patched(self, _publish=lambda *args: None, _compute_loss=alone)
         with patched(self, _roll_out=lambda batch: parts), silent:
             for i in range(num_batches):
                 is_last = i == num_batches - 1
@@ -229,6 +234,25 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         assert self.optimizer is not None  # transformers' loop has made it
         self.optimizer.step()
         model.zero_grad()
+
+    def _compute_loss_alone(self, compute_loss: Callable, model: torch.nn.Module, inputs: dict) -> torch.Tensor:
+        """Compute a loss without waiting for other processes, over which TRL reduces metrics and entropies."""
+
+        def keep(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return tensor
+
+        own = dict.fromkeys(("gather", "gather_for_metrics", "reduce", "pad_across_processes"), keep)
+        with patched(self.accelerator, **own):
+            return compute_loss(model, inputs)
+
+    def _try_optimizer_state(self, attempt: Callable[..., Measured | None]) -> Phase | None:
+        """Make the optimizer's state. Return a phase that says so if it does not fit."""
+        assert self.optimizer is not None  # transformers' loop has made it
+        if attempt(self._make_optimizer_state, False) is not None:
+            return None
+        # The optimizer cannot step with a part of its state.
+        getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
+        return Phase("optimizer's state", "", None, failed=[None])
 
     def _make_optimizer_state(self) -> None:
         """Make the optimizer's state, which a run has in memory from its second step on."""
@@ -250,7 +274,9 @@ class TrialPhasesMixin(TypedGRPOTrainer):
 
     @property
     def _evaluates(self) -> bool:
-        return self.eval_dataset is not None and (self.args.eval_strategy != "no" or self._evaluates_on_start)
+        if self.eval_dataset is None or (self.args.eval_strategy == "no" and not self._evaluates_on_start):
+            return False
+        return any(map(has_examples, self._eval_datasets))
 
     @property
     def _eval_datasets(self) -> Sequence[Any]:
@@ -289,8 +315,10 @@ class TrialPhasesMixin(TypedGRPOTrainer):
 
     def _count_longest_prompt(self, dataset: Any) -> int:
         """Return the tokens of the longest prompt, or 0 if prompts can only be measured in a rollout."""
+        if self._is_vlm or not has_examples(dataset):
+            return 0
         longest = select_longest(dataset, MAX_TOKENIZED)
-        if self._is_vlm or "prompt" not in longest.column_names:
+        if "prompt" not in longest.column_names:
             return 0
         return max(len(ids) for ids in self._tokenize_prompts(list(longest["prompt"]))[0])
 

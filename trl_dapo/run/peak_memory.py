@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of a GPU, or of this process on a CPU."""
 
+import errno
 import gc
 import os
 import sys
@@ -67,7 +68,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a GPU or the machine ran out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     said = str(error)
     return isinstance(error, RuntimeError) and any(
-        words in said for words in ("out of memory", "can't allocate memory", "not enough memory")
+        words in said for words in ("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED")
     )
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or one that caused it, means that memory ran out."""
+    return is_out_of_memory(error) or (error.__cause__ is not None and ran_out_of_memory(error.__cause__))

@@ -23,6 +23,7 @@ from ..settings.arguments import read_mapping
 from ..settings.environment import is_set
 from ..settings.sampling_defaults import SamplingChoice
 from .known_prompts import load_pass_rates
+from .peak_memory import ran_out_of_memory
 from .terminal import wrapped_for
 
 
@@ -171,6 +172,8 @@ class Preflight(TrainerCallback):
             hint = "Make it return a number for each completion, or `None` for one that it cannot score."
             if conversational:
                 hint = 'A completion is a list of messages, and its text is `completion[0]["content"]`. ' + hint
+            if ran_out_of_memory(error):
+                hint = "It needs more memory than the model leaves."
             raise SetupError(
                 f"{str(error).rstrip('.')}. To check it before anything is generated, it was called with an example "
                 f"of the dataset and {num} completions {shown!r}. {hint}"

@@ -13,6 +13,7 @@ from ..number_format import PAGE_WIDTH, format_bytes, format_estimate, indented_
 ADVICE = {
     "sampling": "If vLLM is on the same GPU, set `vllm_enable_sleep_mode: true` or lower "
     "`vllm_gpu_memory_utilization`. Without vLLM, lower `max_completion_length` or `prompts_per_rollout`.",
+    "optimizer's state": "Train an adapter (`use_peft: true`), or set `optim: adamw_8bit`.",
     "update": "Set `gradient_checkpointing: true`, train an adapter (`use_peft: true`), set `optim: adamw_8bit`, or "
     "lower `max_completion_length`.",
     "update of this rollout": "Set or lower `max_tokens_per_microbatch`, or set `gradient_checkpointing: true`.",
