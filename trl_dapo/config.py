@@ -238,7 +238,8 @@ class DAPOConfig(GRPOConfig):
 
         log_groups (`int`, *optional*, defaults to `4`):
             Number of groups per rollout, including dropped ones, whose prompt and completions are stored as text.
-            `trl-dapo report` shows them. The ledger, `rollouts/` in the output folder, has a row for every group. See
+            `trl-dapo report` shows them. The folder `rollouts/` in the output folder, the ledger, has a row for every
+            sampled group: its prompt, its rewards, and whether it was trained on or why it was dropped. See
             [`~trl_dapo.run.ledger`].
 
     Raises:

@@ -220,7 +220,7 @@ def load_math_dataset(
         if has_stopped:
             break
     if schema is None:
-        raise ValueError(f"{label} is empty: expected rows with {_expected_columns()}.")
+        raise ValueError(f"{label} is empty. Expected rows with {_expected_columns()}.")
 
     num_rows = len(bad) + sum(problem["num_rows"] for problem in problems.values())
     places = [place for place, _ in bad[:_LISTED_PLACES]]
@@ -236,7 +236,7 @@ def load_math_dataset(
     num_duplicates = num_rows - len(bad) - num_conflicting_rows - len(kept)
     report = (
         f"{label}: {len(kept):,} problems from {'the first ' if has_stopped else ''}{num_rows:,} rows; removed "
-        f"{num_duplicates:,} duplicates and {len(conflicting):,} problems with conflicting answers "
+        f"{num_duplicates:,} duplicate rows and {len(conflicting):,} problems with conflicting answers "
         f"({num_conflicting_rows:,} rows)."
     )
     if bad:
@@ -485,9 +485,15 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
             return candidate
         if candidate.is_dir():
             raise IsADirectoryError(f"`{candidate}` is a folder. Name a file in it.")
-    looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
-    hint = "" if is_set(DATA_FOLDER_VARIABLE) or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
-    raise FileNotFoundError(f"There is no {looked}{hint}{_nearest(path)}.")
+    where = ""
+    if not path.is_absolute():
+        where = f" in {Path.cwd()}"
+        if len(candidates) > 1:
+            where += f", none in {candidates[-1].parent} (from {DATA_FOLDER_VARIABLE})"
+        where += " and none among the files of this package"
+        if len(candidates) == 1:
+            where += f". {DATA_FOLDER_VARIABLE} is not set, which may name a folder with data"
+    raise FileNotFoundError(f"There is no `{path}`{where}{_nearest(path)}.")
 
 
 @contextmanager
@@ -642,10 +648,11 @@ def _find_schema(label: str, row: dict[str, Any]) -> _Schema:
         if {path.split(".")[0] for path in schema[1:]} <= row.keys():
             return schema
     found = ", ".join(f"`{column}`" for column in row) or "none"
-    if near := get_close_matches("prompt", row.keys() - {"prompt", "prompts"}, n=1):
-        found += f" (is `{near[0]}` the `prompt`?)"
+    near = get_close_matches("prompt", row.keys() - {"prompt", "prompts"}, n=1)
+    question = f" Is `{near[0]}` the `prompt`? Then rename it." if near else ""
     raise ValueError(
-        f"{label} has none of the known schemas. It has the columns {found}. Expected {_expected_columns()}."
+        f"{label} has none of the known schemas of math problems. Its columns are {found}. Expected "
+        f"{_expected_columns()}.{question}"
     )
 
 
@@ -661,7 +668,7 @@ def _read_row(label: str, place: str, row: dict[str, Any], schema: _Schema) -> t
 
     def bad_row(path: str, expected: str) -> BadRow:
         found = f"`{path}` is {_at(row, path)!r:.80}"
-        return BadRow(f"{label}, {place} ({schema.name} schema): {found}, expected {expected}.")
+        return BadRow(f"{label}, {place}, read with the {schema.name} schema: {found}, expected {expected}.")
 
     prompt = _at(row, schema.problem)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _plain_messages(prompt)

@@ -57,10 +57,10 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
         ("train --config torn.yaml", "torn.yaml is not YAML: line 2: "),
         ("train --config list.yaml", "list.yaml must be a mapping of fields to values"),
         ("train --config into_a_file.yaml", "Cannot write to the output folder file/out"),
-        ("train --config misspelt.yaml", "that no config has: `learning_rat` (nearest: `learning_rate`)."),
+        ("train --config misspelt.yaml", "Unknown field `learning_rat` in the recipe. Did you mean `learning_rate`?"),
         (
             "train --config smoke_cpu --num_generation 4",
-            "config has: `num_generation` (nearest: `num_generations`).",
+            "Unknown option `--num_generation`. Did you mean `--num_generations`?",
         ),
         ("train --accelerate_config fsdp", "is not a file, and not one of cpu, fsdp2, multi_gpu, single_gpu,"),
         ("recipes --show smoke", "`--show smoke` is not a file, and not one of "),
@@ -68,7 +68,14 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
         ("quickstart --output_dir file/out", "Cannot write to the output folder file/out"),
         ("eval --model m --dataset d --output_dir file", "Cannot write to the output folder file"),
         ("eval --model ./modle --dataset d --output_dir o", "`./modle` is neither a folder nor "),
-        ("report nope", "There is no file or folder nope"),
+        ("report nope", "There is no file or folder nope. Name the `output_dir` of a run, as in `trl-dapo repo"),
+        ("train smoke_cpu", "Name a recipe with `--config`: `trl-dapo train --config smoke_cpu`."),
+        ("train --config smoke_cpu --output_dir /proc/x/y", "nothing can be created in /proc ("),
+        ("new file", "There is a file `file` already, and `trl-dapo new` changes none. Choose a name that"),
+        (
+            "compare a b",
+            "There is no `a`. Name the `output_dir` of an evaluation, which `trl-dapo eval --model MODEL ",
+        ),
     ],
 )
 def test_a_mistake_is_reported_in_one_line_without_importing_torch(tmp_path, command, message):
@@ -103,8 +110,11 @@ NO_SEED = "must be a whole number of at least 0 and at most 4294967295, got '-1'
     ("command", "said"),
     [
         ("", "train a small model on this machine in three minutes"),  # the commands
-        ("retrain", "retrain"),
-        ("quickstart --sed 1", "trl-dapo: unrecognized arguments: --sed 1 (see --help)\n"),
+        ("trian --config smoke_cpu", "trl-dapo: Unknown command `trian`. Did you mean `train`? The commands are "),
+        ("quickstart --sed 1", "trl-dapo quickstart: Unknown option `--sed`. Did you mean `--seed`? (see --help)\n"),
+        ("recipes smoke_cpu", "trl-dapo recipes: `smoke_cpu` is not the value of an option. (see --help)\n"),
+        ("plan smoke_cpu", "`smoke_cpu` is not an option. Write `trl-dapo plan --config smoke_cpu`."),
+        ("eval my_model", "Write `trl-dapo eval --model my_model --dataset DATA --output_dir FOLDER`."),
         ("quickstart --seed=-1", f"trl-dapo quickstart: argument --seed: {NO_SEED}"),
     ],
 )

@@ -124,15 +124,26 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
     ("lines", "message"),
     [
         ("seed: 1\nseed: 2", "names `seed` twice, the second time in line 7. Remove one of them."),
-        ("learning_rat: 1\nqqq: 1", "that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`."),
+        (
+            "learning_rat: 1\nqqq: 1",
+            "Unknown field `learning_rat` in the recipe. Did you mean `learning_rate`? Unknown field `qqq` in the "
+            "recipe. No known name is similar. Leave it out.",
+        ),
         ("eval_strategy: steps\ndataset_test_split: dev", "has no split 'dev'"),
         ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` contradicts"),
-        ("reward_funcs: [accurate_reward]", "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
+        (
+            "reward_funcs: [accurate_reward]",
+            "`reward_funcs` names 'accurate_reward', which is unknown. Did you mean `accuracy_reward`? Use one of "
+            "dapo_math, math_verify, last_number, bare_number, accuracy_reward, ",
+        ),
         ("3: 4", "begins with `3`, which is not the name of a field."),
         ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),
         ("use_peft: maybe", "`use_peft` must be true or false, got 'maybe'."),
-        ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out of the dataset"),
-        ("datasets: [{path: SUMS, splt: test}]", "fields that no config has: `splt` (nearest: `split`)"),
+        (
+            "max_prompt_length: 512",
+            "Unknown field `max_prompt_length` in the recipe. TRL removed it: leave long prompts out of the dataset.",
+        ),
+        ("datasets: [{path: SUMS, splt: test}]", "field `splt` in a dataset of `datasets`. Did you mean `split`?"),
         (
             "test_split_size: 0.5",
             "`test_split_size=0.5` has no effect without `datasets`. Set `datasets`, or leave `test_split_size` out.",

@@ -77,12 +77,13 @@ def test_math_problems_are_read_if_requested_and_columns_are_renamed(given, word
 
 def test_a_file_without_prompts_is_one_of_problems(given, capsys):
     assert given(train=[{"problem": "1 + 1?", "answer": "2"}])["train_dataset"]["solution"][:] == ["2"]
-    with pytest.raises(ValueError, match=r"none of the known schemas\. It has the columns `text`\. Expected ") as told:
+    said = r"none of the known schemas of math problems\. Its columns are `text`\. Expected "
+    with pytest.raises(ValueError, match=said) as told:
         given(train=[{"text": "1 + 1?"}])
     report_mistake(told.value)
     assert capsys.readouterr().err.endswith("if neither `prompt_style` nor `on_bad_rows` is set.\n")
     with pytest.raises(
-        ValueError, match=r"has the columns `promt`, `animal` \(is `promt` the `prompt`\?\)\. Expected "
+        ValueError, match=r"columns are `promt`, `animal`\. Expected .* Is `promt` the `prompt`\? Then rename it\."
     ):
         given(train=[{"promt": "Which one moos?", "animal": "cow"}])
 
@@ -140,10 +141,7 @@ def test_a_new_task_trains_unchanged_and_is_evaluated_on_its_own_file(tmp_path, 
     assert capsys.readouterr().out == "Created my_task. Next: cd my_task && trl-dapo train --config recipe.yaml\n"
     assert len((tmp_path / "my_task" / "train.jsonl").read_text().splitlines()) == 5
     assert main(["new", "my_task"]) == 2  # and nothing in it is written over
-    assert (
-        "`my_task` cannot be created: the name is empty, or there is something of this name."
-        in capsys.readouterr().err
-    )
+    assert "There is a folder `my_task` already, and `trl-dapo new` changes none." in capsys.readouterr().err
     assert main(["plan", "--config", "my_task/recipe.yaml"]) == 0
     assert "recipe on 1xCPU, one process" in capsys.readouterr().out
     result = launch_job("says", tmp_path / "my_task", '["train", "--config", "recipe.yaml"]', num_processes=1)

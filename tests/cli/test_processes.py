@@ -37,7 +37,7 @@ def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--num_processes 2 --learning_rat 1", "`learning_rat` (nearest: `learning_rate`)"),
+        ("--num_processes 2 --learning_rat 1", "Unknown option `--learning_rat`. Did you mean `--learning_rate`?"),
         # 4 prompts x 4 completions are 16 rows, which 3 processes cannot share.
         ("--num_processes 3", "3 processes"),
         ("--accelerate_config multi_gpu", "8 processes"),  # as many as the file says

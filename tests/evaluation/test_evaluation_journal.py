@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,43 @@ def test_a_row_without_a_gold_answer_can_be_skipped_when_an_evaluation_continues
     first = ask(server, problems_file, tmp_path / "run")
     with open(problems_file, "a") as file:
         file.write('{"problem": "Show that 2 is even.", "answer": "proof"}\n')
-    with pytest.raises(ValueError, match=r"line 3 .*`answer` is 'proof'"):
+    with pytest.raises(ValueError, match=r"line 3, .*`answer` is 'proof'"):
         ask(server, problems_file, tmp_path / "run")
     assert ask(server, problems_file, tmp_path / "run", on_bad_rows="skip")["metrics"] == first["metrics"]
     assert len(server.requests) == 2 * 4
+
+
+def test_a_summary_with_another_scorer_is_replaced_with_a_warning(serve, tmp_path, caplog):
+    server = serve(lambda body: "Answer: 2")
+    for _ in range(2):
+        ask(server, sums(2), tmp_path)
+    assert "is replaced" not in caplog.text
+    ask(server, sums(2), tmp_path, scorer="last_number")
+    assert (
+        f"{tmp_path / 'summary.json'} is replaced: it was written with other settings (`scorer` 'dapo_math' -> "
+        "'last_number'). To keep both summaries, use another `output_dir`."
+    ) in caplog.text
+
+
+def test_the_folder_of_a_training_run_is_refused_but_not_a_folder_in_it(serve, tmp_path):
+    (tmp_path / "log_history.jsonl").write_text("{}\n")
+    server = serve(lambda body: "Answer: 2")
+    with pytest.raises(ValueError, match=r"is the folder of a training run: it contains `log_history\.jsonl`\. "):
+        ask(server, sums(1), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log_history.jsonl"]
+    assert ask(server, sums(1), tmp_path / "eval")["num_problems"] == 1
+
+
+@contextmanager
+def calling_at_the_end(function, every):
+    yield
+    function()
+
+
+def test_in_a_file_the_progress_is_lines_and_not_a_bar(serve, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("trl_dapo.evaluation.run.calling", calling_at_the_end)
+    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path, k=4, progress=True)
+    assert capfd.readouterr().err == "Sampling 8 completions.\n8 of 8 completions.\n"
 
 
 @pytest.mark.parametrize("torn", [1, 20])

@@ -185,7 +185,7 @@ def test_a_scorer_is_any_function_of_completion_and_gold_answer(serve, tmp_path)
         ({"request_timeout": 0}, "`request_timeout` must be above 0 and finite, got 0"),
         (
             {"scorer": "exact"},
-            "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, bare_nu",
+            "`scorer` names 'exact', which is unknown. Use one of dapo_math, math_verify, ",
         ),
         (
             {"prompt_style": "boxed"},
@@ -208,6 +208,12 @@ def test_the_error_for_a_setting_that_is_not_allowed_has_its_value(tmp_path, set
     with pytest.raises(ValueError, match=message):
         evaluate(**{"model": "tiny", "dataset": sums(1), "output_dir": tmp_path / "eval", **settings})
     assert not (tmp_path / "eval").exists()
+
+
+def test_an_empty_folder_is_refused_as_a_model(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ValueError, match=r"model` is an empty folder\. Name the folder of a model, which contains"):
+        evaluate(str(tmp_path / "model"), sums(1), tmp_path / "out")
 
 
 def test_the_folder_of_a_run_without_a_model_is_refused_with_its_last_checkpoint(tmp_path):

@@ -260,7 +260,7 @@ def test_the_figures_in_the_table_are_from_the_log(tmp_path):
     history = [entry(1, **{"eval_avg@32": 0.0625}), entry(2, **{"eval_avg@32": 0.125})]
     history[0]["dynamic_sampling/tokens_generated"] = 480.0
     text = text_of(write_state(tmp_path / "run", history))
-    # The last step's reward, and after the filter; 6 of 16 groups accepted; (480 + 800) / (320 + 320) tokens.
+    # The last step's reward, and that of its trained groups; 6 of 16 groups accepted; 1,280 tokens for 640.
     assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "6.2% -> 12.5%\navg@32 at step 2"))
     assert "Correct completions" in text
     assert "for the same tokens" not in text  # that compares several runs
@@ -452,7 +452,16 @@ def test_outcomes_count_groups_and_tokens_by_reason():
     figures = summarize_groups(ledger_of(*rows))
     assert figures.num_groups == 4
     found = {row["outcome"]: (row["num_groups"], row["share"], row["tokens"]) for row in figures.outcomes}
-    assert found == {"all_wrong": (2, 0.5, 0.8), "trained": (1, 0.25, 0.1), "all_correct": (1, 0.25, 0.1)}
+    dropped = {"dropped: all_wrong": (2, 0.5, 0.8), "dropped: all_correct": (1, 0.25, 0.1)}
+    assert found == {**dropped, "trained": (1, 0.25, 0.1)}
+
+
+def test_a_carried_group_counts_as_trained_once_there_is_a_next_rollout():
+    """As in the summary of the run: group "b" trains in rollout 1, and "d" has not trained yet."""
+    carried = {"outcome": "carried"}
+    rows = [group(0, "a", 2), group(0, "b", 2, **carried), group(1, "c", 2), group(1, "d", 2, **carried)]
+    found = {row["outcome"]: row["num_groups"] for row in summarize_groups(ledger_of(*rows)).outcomes}
+    assert found == {"trained": 3, "carried to the next rollout, not trained yet": 1}
 
 
 def test_a_partial_group_is_neither_accepted_nor_dropped():
@@ -461,7 +470,8 @@ def test_a_partial_group_is_neither_accepted_nor_dropped():
     rows = [group(0, "a", 2, source="aime"), group(0, "b", 0, "all_wrong", source="aime"), group(0, "c", 1, **partial)]
     figures = summarize_groups(ledger_of(*rows))
     found = {row["outcome"]: (row["num_groups"], row["tokens"]) for row in figures.outcomes}
-    assert found == {"trained": (1, 0.4), "all_wrong": (1, 0.4), "partial": (1, 0.2)}
+    partly = "partial: only the first completions were sampled"
+    assert found == {"trained": (1, 0.4), "dropped: all_wrong": (1, 0.4), partly: (1, 0.2)}
     (source,) = figures.sources
     assert (source["source"], source["num_groups"], source["all"], source["last"]) == ("aime", 2, 0.5, 0.5)
     assert source["correct"] == 3 / 10  # of all completions that were scored
@@ -516,7 +526,7 @@ def test_the_last_groups_of_each_verdict_are_shown_with_a_completion_of_each_rew
     rows += [group(5, "q", 0, "all_wrong", **texts, **rewards), group(6, "r", 0, "masked", **rewards)]
     opened = summarize_groups(ledger_of(*rows)).opened
     accepted = [("accepted", f"p{i}") for i in (2, 3, 4)]
-    assert [(row["verdict"], row["prompt_id"]) for row in opened] == [("all_wrong", "q"), *accepted]
+    assert [(row["verdict"], row["prompt_id"]) for row in opened] == [("dropped: all_wrong", "q"), *accepted]
     first, second, third = opened[0]["completions"]
     assert (first["number"], first["text"], first["rewards"]) == (1, "5", {"right": 0.0, "form": None})
     assert (second["number"], second["text"], second["rewards"]) == (2, "4", {"right": 1.0, "form": 0.5})

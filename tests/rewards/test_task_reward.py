@@ -193,7 +193,8 @@ def test_length_penalties_never_decide_next_to_another_function():
             choose(["accuracy"]),
             True,
             "`group_filter` decides which groups are accepted. A completion is correct if 'accuracy' is above 0. If "
-            "this reward takes more than two values, no completion counts as correct.",
+            "this reward takes more than two values, no completion counts as correct, unless you set "
+            "`dynamic_sampling_accuracy_threshold`.",
         ),
     ],
 )

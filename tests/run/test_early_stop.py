@@ -47,8 +47,52 @@ def test_a_run_stops_after_several_empty_rollouts_in_a_row_with_a_checkpoint_and
     assert "no group was accepted in the last 3 rollouts (dropped in the last rollout: all_wrong 4)" in said
     assert "Most prompts are too hard for the model" in said
     assert f"{checkpoint} can be resumed" in said
+    assert said.count("Most prompts are too hard") == 1
     # As many tries again.
     assert run(never, resumes=True, dynamic_sampling_stop_after=3).state.global_step == 8
+
+
+def test_a_run_that_never_accepts_a_group_says_so_when_that_begins_and_when_it_stops_the_run(run, caplog):
+    """Ten batches of four prompts are a pass, and seven batches end in the second one."""
+    run(never, dynamic_sampling_stop_after=7, num_prompts=8)
+    warned = [record.message for record in caplog.records if "was accepted" in record.message]
+    warned += [record.message for record in caplog.records if "were accepted" in record.message]
+    (stop, first) = warned
+    assert first.startswith("The batch is not full at the limit of 1 batch of completions, this time: 0 of 4 sampled")
+    assert stop.startswith("Training stops: no group was accepted in the last 7 rollouts")
+
+
+def test_rewards_that_score_nothing_are_not_blamed_on_the_batch_as_well(tiny_model, tmp_path, caplog):
+    def unsure(completions, **kwargs):
+        return [None] * len(completions)
+
+    settings = {"dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 7, "max_steps": 9, **PAPER}
+    make_trainer(tiny_model, tmp_path, reward_funcs=unsure, **settings).train()
+    said = [record.message for record in caplog.records]
+    assert sum("scored none of the 16 completions of the first rollout" in message for message in said) == 1
+    assert sum("is not full" in message for message in said) == 0
+    assert sum("Training stops: no group was accepted" in message for message in said) == 1
+    # TRL's warning, which contains the whole example, is not repeated at every step.
+    assert sum("All reward functions returned None" in message for message in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"max_steps": 2}, "`max_steps=2` is reached"),
+        ({"max_steps": -1, "num_train_epochs": 1, "num_prompts": 8}, "`num_train_epochs=1` is reached"),
+        ({"max_tokens_generated": 200}, "`max_tokens_generated=200` is reached"),  # 96 tokens per step
+        (
+            {"solved": never, "dynamic_sampling_stop_after": 2},
+            "no group was accepted any more (`dynamic_sampling_stop_after=2` is reached)",
+        ),
+    ],
+    ids=str,
+)
+def test_the_summary_says_which_limit_ended_the_run(run, capsys, settings, why):
+    run(**settings)
+    (ended,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Ended:")]
+    assert f", because {why}. " in ended
 
 
 def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):

@@ -7,6 +7,8 @@ import traceback
 import pytest
 from helpers import make_trainer, right
 
+from trl_dapo.run.checkpoint import describe_failure, last_complete_checkpoint
+
 
 def fails_from(step, error):
     """Return a reward function that raises an error from an optimizer step on."""
@@ -74,8 +76,8 @@ def test_a_failed_run_without_a_checkpoint_of_its_own_says_so(tiny_model, tmp_pa
     (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")
     _, error = notes_of(tiny_model, tmp_path, 1, dynamic_sampling_screen="off")
     assert error.__notes__[-1] == (
-        f"The run stopped in step 2. There is no checkpoint in {tmp_path}, so the run has to start from the "
-        "beginning. Set `save_steps` to save checkpoints more often."
+        f"The run stopped in step 2. There is no complete checkpoint of this run in {tmp_path}, so it has to start "
+        "from the beginning. To save checkpoints more often, set `save_strategy='steps'` and a smaller `save_steps`."
     )
 
 
@@ -92,8 +94,8 @@ def resumed(tiny_model, folder, capsys, before, after):
 def test_settings_that_changed_are_named_at_a_resume_with_the_old_and_the_new_value(tiny_model, tmp_path, capsys):
     after = {"max_steps": 3, "temperature": 0.7, "num_generations": 8, "logging_steps": 1}
     _, said = resumed(tiny_model, tmp_path, capsys, {}, after)
-    assert "checkpoint-1 was written with other settings: " in said
-    assert "`max_steps` (2 there, 3 here)" in said
+    assert f"These settings are not those of {tmp_path / 'checkpoint-1'}: " in said
+    assert "`max_steps` (" not in said  # more steps are what a run is resumed for
     assert "`temperature` (1.0 there, 0.7 here)" in said
     assert "`num_generations` (4 there, 8 here)" in said
     assert "has no effect" not in said
@@ -108,6 +110,59 @@ def test_a_warning_says_that_a_changed_learning_rate_has_no_effect(tiny_model, t
     assert "`learning_rate` has no effect, because the checkpoint's optimizer and schedule are restored." in said
 
 
-def test_without_changed_settings_there_is_no_warning(tiny_model, tmp_path, capsys):
-    _, said = resumed(tiny_model, tmp_path, capsys, {}, {})
-    assert "other settings" not in said
+@pytest.mark.parametrize("after", [{}, {"max_steps": 3}])
+def test_without_changed_settings_there_is_no_warning(tiny_model, tmp_path, capsys, after):
+    _, said = resumed(tiny_model, tmp_path, capsys, {}, after)
+    assert "These settings" not in said
+
+
+def cut_off(path):
+    """Remove the last byte of a file, as if it had been written to a full disk."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
+def test_a_checkpoint_with_a_file_that_is_cut_off_is_skipped_and_the_line_names_the_file(
+    tiny_model, tmp_path, caplog, name
+):
+    make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED).train()
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    cut_off(tmp_path / "checkpoint-2" / name)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED)
+    trainer.train(resume_from_checkpoint=True)
+    assert (
+        f"{tmp_path / 'checkpoint-2'} is not complete: its `{name}` is damaged: the end of the file is missing. The "
+        f"run continues from {tmp_path / 'checkpoint-1'} instead."
+    ) in caplog.text
+
+
+def test_an_error_while_a_damaged_checkpoint_is_loaded_names_the_file_and_the_checkpoint_before(tiny_model, tmp_path):
+    """Neither that there is no checkpoint, nor to resume from the damaged one."""
+    make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED).train()
+    cut_off(tmp_path / "checkpoint-2" / "model.safetensors")
+    with pytest.raises(Exception, match="incomplete") as caught:
+        make_trainer(tiny_model, tmp_path, **SAVED).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert caught.value.__notes__[-1].startswith(
+        f"The run stopped in step 1. {tmp_path / 'checkpoint-2'} is not complete: its `model.safetensors` is damaged: "
+        f"the end of the file is missing. {tmp_path / 'checkpoint-1'} is complete. If it is from this run, continue "
+    )
+
+
+def test_a_run_that_stops_before_its_first_checkpoint_is_not_advised_to_save_more_often(tmp_path):
+    assert describe_failure(tmp_path, 0) == (
+        f"The run stopped in step 1. {tmp_path} contains no complete checkpoint, so the run has to start from the "
+        "beginning."
+    )
+
+
+def test_damaged_checkpoints_after_the_last_complete_one_are_named(tmp_path):
+    for step, state in ((1, "{}"), (2, "{"), (3, None), (9, "{}")):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if state is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    said = describe_failure(tmp_path, 3)  # 9 is of another run
+    assert said.startswith(
+        f"The run stopped in step 4. {tmp_path / 'checkpoint-3'} is not complete: it has no `trainer_state.json`, "
+        f"which is written last. {tmp_path / 'checkpoint-2'} is not complete: its `trainer_state.json` is damaged. "
+        f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}. "
+    )

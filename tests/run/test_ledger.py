@@ -103,9 +103,10 @@ def test_the_ledger_has_every_rollout_even_if_the_log_has_averages(parts, tmp_pa
     parts.append(rows)
     parts.append(rows.slice(0, 1).set_column(rows.column_names.index("outcome"), "outcome", pa.array(["partial"])))
     sampling, dropped = "dynamic_sampling/groups_generated", "dynamic_sampling/dropped"
+    trained = "dynamic_sampling/groups_trained"  # 3 of 4, and 1 of 4
     assert read_rollouts(tmp_path, last_step=5) == [
-        {"step": 2, sampling: 4, f"{dropped}/unscored": 1, "rewards/right/mean": 3.5 / 7},
-        {"step": 5, sampling: 4, f"{dropped}/all_wrong": 3, "rewards/right/mean": 1 / 8},
+        {"step": 2, sampling: 4, trained: 3, f"{dropped}/unscored": 1, "rewards/right/mean": 3.5 / 7},
+        {"step": 5, sampling: 4, trained: 1, f"{dropped}/all_wrong": 3, "rewards/right/mean": 1 / 8},
     ]
     assert read_rollouts(tmp_path / "elsewhere", last_step=5) == []
     assert num_accepted(read_rollouts(tmp_path, last_step=5)) == 4

@@ -11,7 +11,7 @@ from transformers.utils import logging
 from trl_dapo import DAPOConfig
 from trl_dapo.report import load_run, write_report
 from trl_dapo.run.log import LogHistoryCallback, changed_settings
-from trl_dapo.settings.sampling_defaults import PAPER
+from trl_dapo.settings.sampling_defaults import DEFAULTS, PAPER
 
 
 SAVED = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -66,6 +66,20 @@ def test_only_settings_that_were_set_count_as_changed(tmp_path, monkeypatch, ver
     monkeypatch.setattr(logging.get_logger("transformers"), "level", getattr(logging, verbosity.upper()))
     settings = changed_settings(DAPOConfig(str(tmp_path), report_to="none", use_cpu=True, **given))
     assert {name: setting["value"] for name, setting in settings.items()} == {"use_cpu": True, **changed}
+
+
+def test_what_the_trainer_chooses_by_default_does_not_count_as_changed(tmp_path):
+    """The trainer replaces `None` by what the run supports. Only what differs from the usual choice is listed."""
+    args = DAPOConfig(str(tmp_path), report_to="none", use_cpu=True)
+    for name, value in DEFAULTS.items():
+        setattr(args, name, value)
+    assert [*changed_settings(args)] == ["use_cpu"]
+    args.dynamic_sampling_screen = "off"
+    assert changed_settings(args)["dynamic_sampling_screen"] == {"value": "off", "default": "auto"}
+    args.dynamic_sampling_mode = "paper"
+    for name, value in PAPER.items():
+        setattr(args, name, value)
+    assert {*changed_settings(args)} == {"use_cpu", "dynamic_sampling_mode"}
 
 
 def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(made, tmp_path, caplog):

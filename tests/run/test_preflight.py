@@ -55,7 +55,10 @@ async def looks_up(completions, **kwargs):
 def test_a_reward_function_that_cannot_score_is_named_before_anything_is_generated(made, reward, message):
     said = refusal(made([zeros, reward]))
     assert message in said
-    assert said.endswith("Make it return a number for each completion, or `None` for one that it cannot score.")
+    hint = "Make it return a number for each completion, or `None` for one that it cannot score."
+    if " failed with " in said:
+        hint = "Correct the function, or the column of the dataset that it reads."
+    assert said.endswith(hint)
 
 
 def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing_of_it_is_logged(made):
@@ -258,7 +261,7 @@ def test_a_function_that_cannot_score_a_part_of_a_group_turns_the_default_screen
     assert trainer._sampler.selection.find(Screen) is None
     assert trainer.args.dynamic_sampling_screen == "off"
     said = " ".join(capsys.readouterr().out.split())
-    assert "Off: `dynamic_sampling_screen='auto'` scores 6 completions of a group first, but the reward" in said
+    assert "`dynamic_sampling_screen` is off: it scores 6 completions of a group first, but the reward" in said
 
 
 def test_functions_are_called_with_a_group_and_with_as_few_as_a_screen_samples_first(made):

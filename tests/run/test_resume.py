@@ -347,7 +347,10 @@ def test_rewards_are_not_resumed_if_another_reward_decides(run, caplog):
 def test_resuming_without_a_complete_checkpoint_starts_from_the_beginning_with_a_warning(run, tmp_path, caplog):
     (tmp_path / "checkpoint-3").mkdir()
     assert run(2, True).state.global_step == 2
-    assert "contains no complete checkpoint, so the run starts from the beginning" in caplog.text
+    assert (
+        f"{tmp_path / 'checkpoint-3'} is not complete: it has no `trainer_state.json`, which is written last. "
+        f"{tmp_path} contains no complete checkpoint, so the run starts from the beginning."
+    ) in caplog.text
 
 
 def test_a_new_run_in_a_folder_with_checkpoints_names_the_last_one(tiny_model, run, tmp_path, caplog):
@@ -381,7 +384,8 @@ def test_if_one_process_cannot_read_its_state_no_process_uses_its_own(tiny_model
     jobs.sampled_run(tiny_model, tmp_path / "fewer processes", dict(overrides))
     run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"torn": overrides}), num_processes=2)
     assert run.returncode == 0, run.stderr[-3000:]
-    why = {"torn": "can be resumed only in part: it"}
+    damaged = "its dapo_state_rank1.pt is damaged and cannot be read (RuntimeError)"
+    why = {"torn": f"can be resumed only in part: {damaged}."}
     why["fewer processes"] = "written with other settings: `num_processes` (1 there, 2 here)"
     checkpoints = {name: tmp_path / name / "run" / "checkpoint-1" for name in why}  # in a rollout of two steps
     state = checkpoints["torn"] / "dapo_state_rank1.pt"
@@ -437,7 +441,8 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
         damage = json.dumps(damage(sampler_state(path.parent))).encode()
     path.unlink() if damage is None else path.write_bytes(damage)
     assert number(run(2, "checkpoint-1", dynamic_sampling_memory=True).sampled[0]) == 0  # a new pass
-    assert "can be resumed only in part: it" in caplog.text
+    named = f"it has no {file}" if damage is None else f"its {file} "
+    assert f"can be resumed only in part: {named}" in caplog.text
 
 
 def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(run, tmp_path):

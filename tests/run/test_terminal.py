@@ -190,10 +190,10 @@ def test_a_summary_has_steps_groups_tokens_rewards_and_evaluations():
     rest = {"timeline/update_seconds": 3.0, "timeline/other_seconds": 7.0}  # since the last rollout
     assert summed_up(history, totals, step=4, max_steps=9, seconds=83, rest=rest) == [
         "Ended:     step 4 of 9, after 0:01:23. 1 of them did not change the weights.",
-        "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (means of steps 1-2 -> 3-4).",
+        "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (mean of steps 1-2 -> mean of steps 3-4).",
         "Tokens:    56,789 generated.",
         "Time:      30% sampling, 5% rewards, 25% updates, 40% evaluations and checkpoints.",
-        "Rewards:   right 0.250 -> 0.750 (means of steps 1-2 -> 3-4).",
+        "Rewards:   right 0.250 -> 0.750 (mean of steps 1-2 -> mean of steps 3-4).",
         "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
         "Next:      trl-dapo report out (each step: log_history.jsonl)",
     ]
@@ -207,8 +207,9 @@ def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
     ]
     history[1]["rewards/seldom/mean"], history[18]["rewards/seldom/mean"] = 1.0, 2.0
     lines = summed_up(history, Totals(9, 8, 7))
-    assert "Groups:    8 trained of 9 sampled; accepted 30.0% -> 45.0% (means of steps 1-2 -> 19-20)." in lines
-    assert "Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 (means of steps 1-2 -> 19-20)." in lines
+    steps = "(mean of steps 1-2 -> mean of steps 19-20)."
+    assert f"Groups:    8 trained of 9 sampled; accepted 30.0% -> 45.0% {steps}" in lines
+    assert f"Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 {steps}" in lines
 
 
 def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
@@ -216,7 +217,7 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     rollouts = [{"reward": value, "rewards/right/mean": value} for value in (0.25, 0.5, 0.75)]
     history = [entry | {"loss": 0.1} for rollout in rollouts for entry in (rollout, {})]
     history = [entry | {"step": step} for step, entry in enumerate(history, start=1)]
-    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-6)." in summed_up(history)
+    assert "Rewards:   right 0.250 -> 0.750 (mean of steps 1 -> mean of steps 4-6)." in summed_up(history)
 
 
 def test_a_summary_compares_the_cost_and_the_informative_groups_of_steps_with_grpo():
@@ -297,14 +298,15 @@ def test_a_summary_names_the_steps_of_its_means_and_covers_all_steps():
     """Rollouts of 6, 2, 8 and 2, and then 8 and 0 of 8 groups accepted: 18 of 32 in steps 1 to 4, then 8 of 16."""
     entries = of_rollouts(6, 2, 8, 2, 8, 0)
     said = [line for line in summed_up(logged_every(entries, 4), Totals(48, 26, 7), step=6) if line[:3] == "Gro"]
-    assert said == ["Groups:    26 trained of 48 sampled; accepted 56.2% -> 50.0% (means of steps 1-4 -> 5-6)."]
+    steps = "mean of steps 1-4 -> mean of steps 5-6"
+    assert said == [f"Groups:    26 trained of 48 sampled; accepted 56.2% -> 50.0% ({steps})."]
     said = [line for line in summed_up(logged_every(entries, 6), Totals(48, 26, 7), step=6) if line[:3] == "Gro"]
-    assert said == ["Groups:    26 trained of 48 sampled; accepted 54.2% (means of steps 1-6)."]
+    assert said == ["Groups:    26 trained of 48 sampled; accepted 54.2% (mean of steps 1-6)."]
     # If the ledger has every rollout, the first is compared with the last, whatever was logged.
     rollouts = [{name: value for name, value in entry.items() if name != "loss"} for entry in entries]
     for number in (1, 4, 6):
         lines = summed_up(logged_every(entries, number), Totals(48, 26, 7), step=6, rollouts=rollouts)
-        assert "Groups:    26 trained of 48 sampled; accepted 75.0% -> 0.0% (means of steps 1 -> 6)." in lines
+        assert "Groups:    26 trained of 48 sampled; accepted 75.0% -> 0.0% (step 1 -> step 6)." in lines
 
 
 def test_a_row_weighs_windows_by_their_rollouts():
@@ -325,10 +327,10 @@ def test_a_run_is_summed_up_alike_however_often_it_logs(made, capsys, logging_st
         line for line in capsys.readouterr().out.splitlines() if line.startswith(("Groups:", "Tokens:", "Reward"))
     ]
     assert lines == [
-        "Groups:    16 trained of 28 sampled; accepted 62.5% -> 75.0% (means of steps 1 -> 4).",
+        "Groups:    16 trained of 28 sampled; accepted 62.5% -> 75.0% (step 1 -> step 4).",
         "Tokens:    672 generated: 1.8 times as many per step as GRPOTrainer, for about 1.6 times as many informative "
         "groups.",
-        "Rewards:   right 0.156 -> 0.188 (means of steps 1 -> 4).",  # 5 of 32, and 6 of 32
+        "Rewards:   right 0.156 -> 0.188 (step 1 -> step 4).",  # 5 of 32, and 6 of 32
     ]
 
 
@@ -357,21 +359,33 @@ def test_empty_steps_are_counted_that_an_evaluation_follows(made, capsys, loggin
     ("num_short", "said"),
     [
         (0, []),
-        (1, ["Short:     1 batch was not full."]),
-        (1200, ["Short:     1,200 batches were not full."]),
+        (1, ["Not full:  1 batch had fewer accepted groups than the 16 of a full batch."]),
+        (1200, ["Not full:  1,200 batches had fewer accepted groups than the 16 of a full batch."]),
     ],
 )
 def test_a_summary_says_how_many_batches_were_not_full(num_short, said):
-    lines = summed_up([], Totals(9, 8, 7, short_rollouts=num_short))
-    assert [line for line in lines if line.startswith("Short:")] == said
+    lines = summed_up([], Totals(9, 8, 7, short_rollouts=num_short), num_prompts=16)
+    assert [line for line in lines if line.startswith("Not full:")] == said
+
+
+def test_copies_of_a_group_do_not_count_as_trained_groups():
+    """4 of 12 sampled groups are accepted. Each is in a batch of 16 four times."""
+    lines = summed_up([], Totals(12, 16, 7), num_different=4, fills_batches=False)
+    assert lines[1] == "Groups:    4 trained of 12 sampled (with copies 16 in the batches)."
+
+
+@pytest.mark.parametrize("why", ["`max_steps=3` is reached", "a callback stopped it"])
+def test_a_summary_says_why_the_run_ended(why):
+    lines = summed_up([], step=3, seconds=60, why=why)
+    assert lines[0] == f"Ended:     step 3 of 3, after 0:01:00, because {why}. Every step changed the weights."
 
 
 @pytest.mark.parametrize(
     ("accepted", "trained", "advice"),
     # 8 of 16 groups of GRPO would be informative. Here 8 of 16 are trained on, then 4 of 16, and so on.
     [
-        (0.5, 8, "batches were only 50% full, so a step trained on about 1.0 times as many informative groups as one"),
-        (0.5, 4, "batches were only 25% full, so a step trained on about 0.5 times as many informative groups as one"),
+        (0.5, 8, "batches were on average only 50% full, so a step trained on about 1.0 times as many informative gr"),
+        (0.5, 4, "batches were on average only 25% full, so a step trained on about 0.5 times as many informative gr"),
         (0.5, 16, None),
         (1.0, 16, "nearly every sampled group was informative"),
     ],
@@ -385,19 +399,23 @@ def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted,
     assert advice is None or advice in said[0]
     # With "mask" a batch is not meant to be full, and with "replace" copies fill it.
     others = summed_up([entry], Totals(16, trained, 640, short_rollouts=1), fills_batches=False)
-    assert not any(line.startswith(("Advice:", "Short:")) or "GRPOTrainer" in line for line in others)
+    assert not any(line.startswith(("Advice:", "Not full:")) or "GRPOTrainer" in line for line in others)
 
 
 @pytest.mark.parametrize(
     ("sampled", "num_prompts", "advice"),
-    # 16 of 32 groups are accepted and trained on. A step costs twice as much as one of GRPO with 16 prompts, of which
-    # 8 would be informative. With 8 prompts it costs the same. With the screen, 8 x 32 completions are those of 24
-    # groups: 1.5 times, and 16 / 1.5 = 10.7.
+    # 16 of 32 groups are accepted and trained on, and 8 of 16 groups of GRPO would be informative. Without the screen
+    # a step costs 256 / 128 = 2 times as much as one of GRPO, so with 8 prompts it would cost the same, for 8
+    # informative groups: no more than GRPO's. With the screen it may cost 192 / 128 = 1.5 times as much. Then
+    # 16 / 1.5 = 10.7, and 2 / 1.5 = 1.3 times as many groups. With 240 completions they are 2 / 1.875 = 1.07 times as
+    # many, which is too few.
     [
-        (256, 16, "with 8 prompts per rollout instead of 16, a step would have cost about as much as one of"),
-        (256, 16, "of GRPOTrainer, for about 1.0 times as many informative groups."),
-        (192, 16, "with 11 prompts per rollout instead of 16"),
+        (192, 16, "with 11 prompts per rollout instead of 16, a step would have cost about as much as one of"),
         (192, 16, "for about 1.3 times as many informative groups."),
+        (192, 3, "with 2 prompts per rollout instead of 3"),
+        (192, 2, None),  # 1.3 prompts
+        (256, 16, None),
+        (240, 16, None),
         (128, 16, None),
         (256, 1, None),
         (256, None, None),
@@ -482,7 +500,7 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
     assert all(len(row) == 79 for row in rows)
     ended = next(i for i, line in enumerate(lines) if line.startswith("Ended:"))
     assert lines[ended].startswith("Ended:     step 2 of 2, after 0:00:")
-    assert lines[ended + 1].startswith("Groups:    8 trained of ")
+    assert lines[ended + 2].startswith("Groups:    8 trained of ")  # the line before is broken
     # Lines are broken between words.
     text = " ".join(line.strip() for line in lines)
     assert "A completion is correct if 'right' is above 0. If this reward takes more than two values," in text
@@ -507,7 +525,7 @@ def test_a_resumed_run_names_its_step_and_has_no_summary_if_no_step_is_left(made
     lines = capsys.readouterr().out.splitlines()
     assert "Resumed at step 1 of 3." in lines
     # The summary is that of the whole run: 4 groups per step, all of which are trained on.
-    said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
+    said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (step 1 -> step 3)"
     assert any(line.startswith(said) for line in lines)
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()

@@ -80,7 +80,7 @@ def test_the_page_has_at_most_80_columns_and_says_what_was_tried_and_what_is_ass
     assert "an optimizer step, including its share of a rollout: 35.0 s" in said
     assert "the run after loading: 14.5 min (16 optimizer steps, 3 evaluations of 2 batches, 4 checkpoints of" in said
     assert "- every rollout takes as long as the first one" in said
-    assert said.endswith("Fits: peak 5.0 GiB, 3.0 GiB are left.")
+    assert said.endswith("Fits: peak 5.0 GiB, 3.0 GiB stay free.")
 
 
 @pytest.mark.parametrize(("max_kept", "on_disk"), [(None, "8.0 GiB"), (2, "6.0 GiB"), (9, "8.0 GiB")])

@@ -74,7 +74,7 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         # A completion of 32 tokens and a prompt of one.
         (
             {**IN_VLLM, "vllm_max_model_length": 32},
-            r"at least 33, got 32\. .* `max_completion_length` \(32\) have to fit",
+            r"at least 33, got 32\. .* `max_completion_length` \(32\) tokens and its prompt have to fit",
         ),
         ({"dynamic_sampling_min_accuracy": 0.5, "dynamic_sampling_max_accuracy": 0.5}, "got 0.5 and 0.5"),
         ({"dynamic_sampling_min_accuracy": -0.1}, "got -0.1 and 1.0"),
@@ -85,6 +85,9 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
         (DPPO, "`loss_type='dppo'` is not one of 'grpo', .* 'dapo': rows that only fill .* could change"),
+        ({"loss_type": "dapoo"}, "`loss_type='dapoo'` is unknown. Did you mean 'dapo'"),
+        ({"loss_type": "DrGRPO", "use_dynamic_sampling": False}, "`loss_type='DrGRPO'` is unknown. Did you mean 'dr_"),
+        ({"dynamic_sampling_mode": "filtr"}, "got 'filtr'. Did you mean 'filter'?"),
         ({**DPPO, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}, "is not one of"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 means all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
@@ -202,9 +205,9 @@ def test_the_batch_arithmetic_also_describes_sizes_in_micro_batches(sized):
         # 8 x 16 = 128 rows. 32 x 8 = 256 rows = 16 prompts. With 128 / 32 = 4 rows per process it fits.
         (32, {"prompts_per_rollout": 8}, "that fits: 16. Or set `per_device_train_batch_size=4`."),
         # 64 micro-batches of 8 rows each on one process.
-        (1, {"prompts_per_step": 32, "gradient_accumulation_steps": 8}, "=8` contradicts .* which 64 follows"),
-        (1, {"prompts_per_step": 32, "steps_per_generation": 1}, "=1` contradicts .* which 64 follows"),
-        (1, {"prompts_per_step": 32, "generation_batch_size": 256}, "=256` contradicts .* which 512 follows"),
+        (1, {"prompts_per_step": 32, "gradient_accumulation_steps": 8}, "=8` contradicts .* they give `grad.*=64`"),
+        (1, {"prompts_per_step": 32, "steps_per_generation": 1}, "=1` contradicts .* they give `steps.*=64`"),
+        (1, {"prompts_per_step": 32, "generation_batch_size": 256}, "=256` contradicts .* they give `gener.*=512`"),
     ],
 )
 def test_the_error_for_sizes_in_prompts_that_do_not_fit_contains_the_arithmetic(
@@ -337,18 +340,18 @@ def test_computed_sizes_are_computed_again_if_a_field_changes(sized, stated, cha
         (
             {"prompts_per_step": 8, "gradient_accumulation_steps": 16},
             {"per_device_train_batch_size": 16},
-            "^`gradient_accumulation_steps=16` contradicts .* which 8 follows with .* Leave out `grad",
+            "^`gradient_accumulation_steps=16` contradicts .* they give `grad.*=8`. Leave out `grad",
         ),
         (
             {"prompts_per_step": 8},
             {"steps_per_generation": 4},
-            "^`steps_per_generation=4` contradicts .* which 16 follows wi",
+            "^`steps_per_generation=4` contradicts .* they give `steps_per_generation=16`",
         ),
         # 4 prompts x 16 are 64 rows.
         (
             {"prompts_per_step": 8, "generation_batch_size": 128},
             {"prompts_per_step": 4},
-            "^`generation_batch_size=128` contradicts .* which 64 follows",
+            "^`generation_batch_size=128` .* they give `gener.*=64`",
         ),
     ],
 )

@@ -39,6 +39,9 @@ def heard(tmp_path):
         {"epsilon": 0.3, "epsilon_high": None},
         {"max_completion_length": 1023},
         {"max_completion_length": None, "use_vllm": True},
+        {"dynamic_sampling_max_gen_batches": 0},
+        {"dynamic_sampling_stop_after": 0},
+        {"dynamic_sampling_mode": "mask", "dynamic_sampling_stop_after": 0},
     ],
     ids=str,
 )
@@ -52,6 +55,10 @@ def test_usual_settings_give_no_warning(heard, settings):
         ({"learning_rate": 9e-6, "steps_in_bfloat16": True}, "`learning_rate` is 9e-06"),
         ({"epsilon": 0.3, "epsilon_high": 0.1}, "`epsilon_high` (0.1) is below `epsilon` (0.3): "),
         ({"gradient_accumulation_steps": 1}, "one prompt"),  # 4 rows, 4 completions per prompt
+        (
+            {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 0},
+            "together set no limit: if the rewards of no group ever differ, the first rollout never ends",
+        ),
         ({"max_completion_length": 1024}, "(1024) leaves no room for a prompt in the model's context of 1024 tokens"),
     ],
 )

@@ -41,21 +41,22 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
     assert trained(tiny_model, tmp_path) == (DEFAULTS, "on")
     assert start_line(capsys) == (
         "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
-        "rollout. To sample less, surplus groups are trained on in the next rollout. While few groups are accepted, "
-        "prompts that are likely to be dropped are skipped for a while and a few completions of a prompt are sampled "
-        "first. Set `dynamic_sampling_mode='paper'` to turn that off."
+        "rollout (`dynamic_sampling_max_gen_batches`). To sample less, surplus groups are carried to the next rollout "
+        "(`dynamic_sampling_surplus`). While few groups are accepted, the pass-rate memory skips prompts that are "
+        "likely to be dropped for a while (`dynamic_sampling_memory`) and the screen samples a few completions of a "
+        "prompt first (`dynamic_sampling_screen`). Set `dynamic_sampling_mode='paper'` to turn that off."
     )
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dynamic_sampling_max_gen_batches": 2.5}, "replaced, up to 2.5 batches of completions per rollout. "),
+        ({"dynamic_sampling_max_gen_batches": 2.5}, "replaced, up to 2.5 batches of completions per rollout (`"),
         (
             {"dynamic_sampling_max_gen_batches": 0},
             "Batches are filled: groups whose rewards are all equal are replaced",
         ),
-        ({"dynamic_sampling_max_gen_batches": 0}, "are replaced, without a limit. "),
+        ({"dynamic_sampling_max_gen_batches": 0}, "are replaced, without a limit (`"),
         (
             {"dynamic_sampling_max_gen_batches": 1},
             "A rollout samples at most one batch of completions, as GRPOTrainer does, and trains on the accepted",
@@ -68,8 +69,8 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
         ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),
         (
             {"dynamic_sampling_mode": "replace"},
-            "are replaced, up to 10 batches of completions per rollout, until 30% of the batch is accepted. Copies of "
-            "accepted groups fill the rest.",
+            "batches of completions per rollout (`dynamic_sampling_max_gen_batches`), until 30% of the batch is "
+            "accepted. Copies of accepted groups fill the rest.",
         ),
     ],
     ids=str,
@@ -88,7 +89,7 @@ def test_of_two_rewards_without_a_name_one_line_says_what_they_cost_and_how_to_s
         "Two reward functions decide together which groups are accepted: `right`, `style`. To sample less, name "
         'the one that judges correctness, such as `dynamic_sampling_rewards=["right"]`.'
     )
-    assert "Off: " not in line
+    assert " is off: " not in line
 
 
 def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
@@ -131,7 +132,8 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
     assert trained(tiny_model, tmp_path, dynamic_sampling_mode="paper") == (PAPER, None)
     assert start_line(capsys) == (
         "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
-        "rollout. As in the paper, surplus is discarded and every group is sampled whole."
+        "rollout (`dynamic_sampling_max_gen_batches`). As in the paper, surplus is discarded and every group is "
+        "sampled whole."
     )
 
 
@@ -146,9 +148,9 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
 @pytest.mark.parametrize(
     ("settings", "off", "why"),
     [
-        ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
-        ({"num_generations": 2}, ["screen"], "at least two completions are sampled first"),
-        ({"dynamic_sampling_mode": "replace"}, ["surplus"], "`dynamic_sampling_mode='replace'`"),
+        ({"loss_type": "grpo"}, ["surplus"], "it needs `loss_type='dapo'`, got 'grpo'"),
+        ({"num_generations": 2}, ["screen"], "it has no effect with `num_generations=2`: at least two completions"),
+        ({"dynamic_sampling_mode": "replace"}, ["surplus"], "it contradicts `dynamic_sampling_mode='replace'`"),
     ],
 )
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
@@ -156,7 +158,8 @@ def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsy
     assert values == DEFAULTS | {f"dynamic_sampling_{name}": PAPER[f"dynamic_sampling_{name}"] for name in off}
     assert screen == (None if "screen" in off else "on")
     line = start_line(capsys)
-    assert (line.count("Off: "), why in line) == (len(off), True)
+    assert line.count(" is off: ") == len(off)
+    assert f"`dynamic_sampling_{off[0]}` is off: {why}" in line
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -25,6 +25,7 @@ from ..settings.arguments import (
     _read_recipe,
     check_output_dir,
     check_train_arguments,
+    describe_unknown_command,
     one_line,
     refuse_unknown_fields,
 )
@@ -36,6 +37,11 @@ from .fetch import run_fetch
 
 
 RECIPE_KEYS = ("env", "accelerate_config")  # keys of a recipe that are not fields of a config
+# What to write instead of a command that is followed by a value without an option.
+EXAMPLES = {
+    "plan": "trl-dapo plan --config {}",
+    "eval": "trl-dapo eval --model {} --dataset DATA --output_dir FOLDER",
+}
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit statuses of a shell for a program that Ctrl-C or SIGPIPE ended
 
 
@@ -72,12 +78,23 @@ def _run(argv: list[str]) -> int:
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser reads
         return _train(argv[1:])
     parser = _make_parser()
+    commands = _parsers_of_commands(parser)
     if not argv:
         parser.exit(2, parser.format_help())
+    if not argv[0].startswith("-") and argv[0] not in commands:
+        parser.error(describe_unknown_command(argv[0], commands))
+    if argv[0] in EXAMPLES and argv[1:] and not argv[1].startswith("-"):
+        commands[argv[0]].error(f"`{argv[1]}` is not an option. Write `{EXAMPLES[argv[0]].format(argv[1])}`.")
     args, others = parser.parse_known_args(argv)
     args.others = others
     if others and args.run is not run_plan:  # `plan` takes every field of a recipe as an option
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+        command = commands[args.command]
+        options = [name[2:] for name in command._option_string_actions if name.startswith("--")]
+        try:
+            refuse_unknown_fields(None, [word[2:].partition("=")[0] for word in others if word[:2] == "--"], options)
+        except ValueError as error:
+            command.error(str(error))
+        command.error(f"`{others[0]}` is not the value of an option.")
     try:
         return args.run(args)
     except BrokenPipeError:
@@ -89,6 +106,11 @@ def _run(argv: list[str]) -> int:
             raise
         print(args.stopped, file=sys.stderr)
         return INTERRUPTED
+
+
+def _parsers_of_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (action,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(action.choices)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -168,9 +190,9 @@ def _train(argv: list[str]) -> int:
 def _refuse_misspelt(argv: list[str]) -> None:
     """Raise a `ValueError` for a key of a recipe or an option that no parser of `trl-dapo train` knows."""
     recipe = _read_recipe(argv[argv.index("--config") + 1]) if "--config" in argv else {}
-    refuse_unknown_fields("The recipe", recipe, known_names())
+    refuse_unknown_fields("the recipe", recipe, known_names())
     options = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
-    refuse_unknown_fields("The command line", options, [*known_names(), "config", "help"])
+    refuse_unknown_fields(None, options, [*known_names(), "config", "help"])
 
 
 def known_names() -> set[str]:
@@ -193,10 +215,13 @@ def _recipes(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
-    if not args.folder or os.path.lexists(args.folder):
+    if not args.folder:
+        raise FileNotFoundError("The name of the folder to create is empty. Name one: `trl-dapo new my_task`.")
+    if os.path.lexists(args.folder):
+        what = "folder" if os.path.isdir(args.folder) else "file"
         raise FileExistsError(
-            f"`{args.folder}` cannot be created: the name is empty, or there is something of this name. Choose "
-            f"another name."
+            f"There is a {what} `{args.folder}` already, and `trl-dapo new` changes none. Choose a name that does not "
+            "exist yet, as in `trl-dapo new my_task`."
         )
     check_output_dir(args.folder)
     shutil.copytree(RECIPES / "new", args.folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -218,7 +243,10 @@ def _quickstart(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not os.path.exists(run):
-            raise FileNotFoundError(f"There is no file or folder {run}. Name the output folder of a run.")
+            raise FileNotFoundError(
+                f"There is no file or folder {run}. Name the `output_dir` of a run, as in `trl-dapo report "
+                "outputs/my_run`."
+            )
     from ..report import write_report
 
     print(write_report(args.runs, args.output_dir))

@@ -26,8 +26,8 @@ from trl.scripts.utils import DatasetConfig
 from .. import data
 from ..config import DAPOConfig
 from ..plan.recipe import read_values
-from ..rewards.names import REWARD_FUNCS, read_math_problems
-from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
+from ..rewards.names import REWARD_FUNCS, names_of_trl, read_math_problems
+from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder, why_incomplete
 from ..run.peak_memory import ran_out_of_memory
 from ..run.scratch import scratch_folder
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
@@ -143,7 +143,7 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
                 raise ValueError(
                     f"`datasets` contains {each!r}, which has no `path`. Write each dataset as `- path: NAME`."
                 )
-            refuse_unknown_fields("A dataset of `datasets`", each, DatasetConfig.__dataclass_fields__)
+            refuse_unknown_fields("a dataset of `datasets`", each, DatasetConfig.__dataclass_fields__)
         super().__post_init__()
 
 
@@ -155,13 +155,13 @@ class _Parser(TrlParser):
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
         kwargs = {name: value for name, value in kwargs.items() if name not in self.launch_options}
-        refuse_unknown_fields("The recipe", kwargs, self._fields, self.launch_options)
+        refuse_unknown_fields("the recipe", kwargs, self._fields, self.launch_options)
         return super().set_defaults_with_config(**read_values(kwargs))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, others = super().parse_known_args(args, namespace)
         unknown = [word[2:].partition("=")[0].replace("-", "_") for word in others if word.startswith("--")]
-        refuse_unknown_fields("The command line", unknown, self._fields, ["config", *self.launch_options])
+        refuse_unknown_fields(None, unknown, self._fields, ["config", *self.launch_options])
         if others:
             raise ValueError(
                 f"`{others[0]}` is not the value of an option. Write options as `--field value`, and put values with "
@@ -260,7 +260,7 @@ def launch(argv: Sequence[str]) -> int:
         print_once("trl-dapo train: the trial was stopped. Nothing was written.")
     elif status == INTERRUPTED and PartialState().is_main_process:
         folder = output_folder(training_args)
-        line = f"stopped. {folder} contains no checkpoint yet, so the same command starts from the beginning."
+        line = f"stopped. {folder} contains no complete checkpoint, so the same command starts from the beginning."
         if (checkpoint := last_complete_checkpoint(folder)) is not None:
             line = f"stopped. The same command with `--resume_from_checkpoint true` continues from {checkpoint}."
         line = wrapped_for(sys.stderr, f"trl-dapo train: {line}")
@@ -381,9 +381,9 @@ def make_trainer(launch_args: LaunchArguments, training_args: DAPOConfig, argume
     if PartialState().is_main_process:
         print(wrapped_for(sys.stdout, training_args.batch_arithmetic))
         print(f"Loading {arguments['model'] if not launch_args.tiny_model else 'a tiny model'}.", flush=True)
-    if launch_args.tiny_model:
-        arguments["model"] = tiny_model(training_args)
     try:
+        if launch_args.tiny_model:
+            arguments["model"] = tiny_model(training_args)
         return DAPOTrainer(**arguments)
     except MISTAKES as error:
         raise SetupError(str(error)) from error
@@ -440,7 +440,7 @@ def _reward_names(launch_args: LaunchArguments) -> list[str]:
 def _load_reward(name: str) -> Any:
     if "." not in name and hasattr(trl.rewards, name):
         return getattr(trl.rewards, name)
-    return load_function("reward_funcs", name, REWARD_FUNCS)
+    return load_function("reward_funcs", name, REWARD_FUNCS, others=names_of_trl())
 
 
 def _reward_funcs(launch_args: LaunchArguments) -> list[Any]:
@@ -533,10 +533,11 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
     if setting is None or str(setting).lower() == "false":
         return None
     if str(setting).lower() != "true":
-        if not Path(setting, "trainer_state.json").exists():
+        why = why_incomplete(Path(setting)) if Path(setting).is_dir() else "there is no such folder"
+        if why is not None:
             raise FileNotFoundError(
-                f"`resume_from_checkpoint={setting}` is not a complete checkpoint: it has no `trainer_state.json`. "
-                f"Name another one, or set `true` for the last complete one."
+                f"`resume_from_checkpoint={setting}` is not a complete checkpoint: {why}. Name another one, or set "
+                "`true` for the last complete one."
             )
         return setting
     return find_checkpoint(output_folder(training_args))

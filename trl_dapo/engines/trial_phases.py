@@ -138,8 +138,8 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         rollout = sampler.rollout
         rounds = "1 round" if rollout.num_rounds == 1 else f"{rollout.num_rounds} rounds"
         return (
-            f"{rollout.num_groups} prompts x {self.num_generations} {completions}; {len(rollout.accepted)} groups "
-            f"accepted of {rollout.target} that train, in {rounds}"
+            f"{rollout.num_groups} prompts x {self.num_generations} {completions}; in {rounds} "
+            f"{len(rollout.accepted)} groups were accepted, and a batch needs {rollout.target}"
         )
 
     # ---- Updates ----
@@ -201,8 +201,8 @@ class TrialPhasesMixin(TypedGRPOTrainer):
 
         def describe() -> str:
             if self._steps_per_rollout == 1:
-                return "the optimizer step on it"
-            return f"the first of {self._steps_per_rollout:g} optimizer steps on it"
+                return "the optimizer step on the groups that were sampled above"
+            return f"the first of {self._steps_per_rollout:g} optimizer steps on the groups that were sampled above"
 
         return self._try_values(attempt, "update of this rollout", [None], update, describe)
 

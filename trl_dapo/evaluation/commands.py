@@ -277,12 +277,13 @@ def _load_summary(path: Path) -> dict[str, Any]:
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        hint = ""
+        hint = (
+            "Name the `output_dir` of an evaluation, which `trl-dapo eval --model MODEL --dataset DATA --output_dir "
+            "FOLDER` writes."
+        )
         if (path / JOURNAL_FILE).is_file():
-            hint = " The evaluation has not ended. Run the same command again to continue it."
-        elif path.is_dir():
-            hint = " Name the `output_dir` of an evaluation, which `trl-dapo eval` writes."
-        raise FileNotFoundError(f"There is no `{file}`.{hint}") from error
+            hint = "The evaluation has not ended. Run the same command again to continue it."
+        raise FileNotFoundError(f"There is no `{file}`. {hint}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"`{file}` is not JSON: {error}") from error
     if (

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..run.terminal import progress_bars_on_terminals_only
 from ..sampling.example_names import digest
 from ..update.patching import training_mode
 from .jobs import GeneratedCompletion, Job, OnCompletion, SamplingSettings
@@ -141,7 +142,8 @@ def generate_with_transformers(
     tokenizer = processing_class
     prompt_ids = _encode_prompts(tokenizer, jobs, chat_template_kwargs)
     if isinstance(model, str | os.PathLike):
-        model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", device_map="auto")
+        with progress_bars_on_terminals_only():
+            model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", device_map="auto")
     num_positions = max(map(len, prompt_ids)) + sampling.max_completion_length
     limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
     if limit is not None and num_positions > limit:

@@ -9,6 +9,7 @@ Prompts, and the arguments of a reward function, are the same as in training: ro
 import hashlib
 import inspect
 import json
+import logging
 import os
 import sys
 import threading
@@ -57,7 +58,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 
+logger = logging.getLogger(__name__)
+
 PARQUET_FILE = "completions.parquet"
+_FILES_OF_RUN = ("log_history.jsonl", "trainer_state.json")  # files that training writes to its `output_dir`
 ENGINES = ("transformers", "vllm")
 _PATH = (str, os.PathLike)
 _SAMPLED_VALUES = 1024  # of each parameter
@@ -149,11 +153,12 @@ def evaluate(
             What to do with rows without a problem or a gold answer: `"error"` raises an error, `"skip"` leaves them
             out.
         prompt_style (`str`, *optional*):
-            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. By default
-            rows with a `prompt` are used unchanged if the scorer is a reward function of your own or of TRL. All
-            others are math problems, in the style that the scorer reads: `"answer_line"` for `"dapo_math"`, `"boxed"`
-            for `"math_verify"` and `"accuracy_reward"`, otherwise `"as_is"`. This setting and the five before it
-            cannot be used with a loaded dataset, which is used unchanged.
+            What the prompt of a math problem asks for: `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see
+            [`~trl_dapo.data.load_math_dataset`]. If the scorer is a reward function of your own or of TRL, rows with a
+            `prompt` are used unchanged by default. All other rows are read as math problems. Their default style is
+            the one that the scorer reads: `"answer_line"` for `"dapo_math"`, `"boxed"` for `"math_verify"` and
+            `"accuracy_reward"`, and `"as_is"` for others. A loaded dataset is used unchanged, so `split`, `name`,
+            `offset`, `limit`, `on_bad_rows` and `prompt_style` cannot be set for it.
         k (`int`, *optional*, defaults to `32`):
             Number of completions per problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -168,7 +173,8 @@ def evaluate(
         max_completion_length (`int`, *optional*, defaults to `20480`):
             Number of tokens at which a completion is cut off.
         chat_template_kwargs (`dict`, *optional*):
-            Arguments of the chat template, such as `{"enable_thinking": False}`. Use those of the training run.
+            Arguments of the chat template, such as `{"enable_thinking": False}`. Use those of the training run. On a
+            command line they are JSON, which writes `false`: `'{"enable_thinking": false}'`.
         seed (`int`, *optional*, defaults to `42`):
             Seed from which the seeds of all completions are derived.
         scorer (`str` or `Callable`, *optional*, defaults to `"dapo_math"`):
@@ -239,6 +245,7 @@ def evaluate(
         _check_folder(model)
 
     output_dir = Path(output_dir)
+    _refuse_folder_of_run(output_dir)
     rows, selection = _load_rows(arguments, scorer_function, output_dir / JOURNAL_FILE)
     from ..data import each_row
 
@@ -299,11 +306,44 @@ def evaluate(
         if accuracy_threshold is not None:
             summary["accuracy_threshold"] = accuracy_threshold
         summary |= summarise(problems, completions_PK, verdicts, k)
+        if (message := _describe_replaced(output_dir / SUMMARY_FILE, summary)) is not None:
+            logger.warning(message)
         write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts)
         with replacing(output_dir / SUMMARY_FILE) as path:
             finished = {"finished": datetime.now(UTC).isoformat()}  # everything else is the same if it is repeated
             path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
+
+
+def _refuse_folder_of_run(folder: Path) -> None:
+    """Raise a `ValueError` if an evaluation would be written among the files of a training run."""
+    found = [name for name in _FILES_OF_RUN if (folder / name).is_file()]
+    if found and not (folder / JOURNAL_FILE).exists():
+        raise ValueError(
+            f"`output_dir` {folder} is the folder of a training run: it contains `{found[0]}`. An evaluation needs a "
+            f"folder of its own. Set `output_dir` to a folder in it, such as {folder / 'eval'}, where `trl-dapo "
+            "report` finds the evaluation."
+        )
+
+
+def _describe_replaced(path: Path, summary: dict[str, Any]) -> str | None:
+    """Return a warning if a summary with other settings is replaced by a new one, or `None`."""
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+        theirs, own = (
+            {name: each.get(name) for name in ("scorer", "accuracy_threshold")}
+            | {name: each["settings"].get(name) for name in _SELECTING if name != "problems"}
+            for each in (old, summary)
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # there is no earlier summary
+    changes = [f"`{name}` {theirs[name]!r} -> {own[name]!r}" for name in own if theirs[name] != own[name]]
+    if not changes:
+        return None
+    return (
+        f"{path} is replaced: it was written with other settings ({', '.join(changes)}). To keep both summaries, use "
+        "another `output_dir`."
+    )
 
 
 def _plain_path(path: str | os.PathLike, base_url: str | None = None) -> str:
@@ -380,6 +420,11 @@ def _check_folder(model: str | os.PathLike) -> None:
     check_model_path(os.fspath(model))
     if not os.path.isdir(model) or any((Path(model) / name).is_file() for name in _MODEL_FILES):
         return
+    if not any(Path(model).iterdir()):
+        raise ValueError(
+            f"`{model}` is an empty folder. Name the folder of a model, which contains `config.json`, or of an "
+            "adapter, which contains `adapter_config.json`, such as the `output_dir` of `trl-dapo train`."
+        )
     from transformers.trainer_utils import get_last_checkpoint
 
     if checkpoint := get_last_checkpoint(os.fspath(model)):
@@ -506,8 +551,18 @@ def _complete(
     is_tried = threading.Lock()  # acquired by the thread that tries the scorer, and never released
     # With a delay the bar is not drawn before the first completion. So it does not disturb the error for a model that
     # was not found.
-    bar = tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress, delay=1e-3)
-    with bar, calling(bar.refresh, every=SILENCE):
+    # In a file a bar would be one endless line, so there lines are printed from time to time.
+    on_terminal = sys.stderr.isatty()
+    is_hidden = not (progress and on_terminal)
+    bar = tqdm(total=len(jobs), initial=num_known, unit="completion", disable=is_hidden, delay=1e-3)
+
+    def show() -> None:
+        if progress and not on_terminal:
+            num_done = len(journal.completions) - num_others
+            print(f"{num_done:,} of {len(jobs):,} completions.", file=sys.stderr, flush=True)
+        bar.refresh()
+
+    with bar, calling(show, every=SILENCE):
 
         def try_scorer(key: str) -> None:
             if is_tried.acquire(blocking=False):

@@ -112,14 +112,20 @@ class VLLM:
         if cluster.num_train % shards:
             raise ValueError(
                 f"`vllm_tensor_parallel_size={shards}` does not divide the {cluster.num_train} GPUs that train. "
-                f"Choose a divisor of {cluster.num_train}."
+                f"{self._advise_on_shards()}"
             )
         if num_heads % shards:
             raise ValueError(
                 f"`vllm_tensor_parallel_size={shards}` does not divide the model's {num_heads} attention heads. "
-                f"Choose a divisor of {num_heads}."
+                f"{self._advise_on_shards()}"
             )
         return shards
+
+    def _advise_on_shards(self) -> str:
+        """Return the numbers of shards that are possible."""
+        most = math.gcd(self.recipe.cluster.num_train, self.shape.num_heads)
+        possible = [str(number) for number in range(1, most + 1) if most % number == 0]
+        return f"Set {' or '.join(possible)}, which {'divides' if most == 1 else 'divide'} both numbers of the run."
 
     @property
     def _utilization(self) -> float:

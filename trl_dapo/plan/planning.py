@@ -144,7 +144,7 @@ def plan(
     recipe = read(config, gpus, accelerate_config, overrides)
     settings = recipe.settings
     if settings.tiny_model:
-        shape, source = shape_of(TINY), "made on the spot"
+        shape, source = shape_of(TINY), "of the random model that the run creates"
     elif settings.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Name a model.")
     else:

@@ -249,7 +249,7 @@ def read(
     file, values = find_recipe(path), dict(declared_fields())
     fields = {name: value for name, value in _read_recipe(file).items() if name not in IGNORED}
     accelerate_config = accelerate_config or fields.pop("accelerate_config", None) or fields.pop("config_file", None)
-    for source, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
+    for source, given in ((str(file), fields), (None, _read_overrides(overrides))):
         refuse_unknown_fields(source, given, values, OPTIONS)
         values |= read_values(given)
     settings = SimpleNamespace(**values)
@@ -320,7 +320,7 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             name = name.replace("-", "_")
             given[name] = [_read_value(value)] if equals else []
         elif name is None:
-            raise ValueError(f"`{word}` follows no `--field`.")
+            raise ValueError(f"`{word}` follows no `--field`. Write `--field {word}`, with the name of a field.")
         else:
             given[name].append(_read_value(word))
     return {name: values[0] if len(values) == 1 else values or True for name, values in given.items()}

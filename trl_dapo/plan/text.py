@@ -77,11 +77,14 @@ def describe(planned: Plan) -> str:
         way_out = "`trl-dapo train --trial` on the machine finds batch sizes that fit."
         fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"
     else:
-        ways_out = [
-            "take larger GPUs or shard the model over more of them (`--gpus`, `--accelerate_config`)",
-            "train an adapter (`use_peft: true`)",
-            "take a smaller model",
-        ]
+        ways_out = ["take a smaller model"]
+        if not settings.use_peft:
+            ways_out.insert(0, "train an adapter (`use_peft: true`)")
+        if recipe.cluster.gpu.name == "CPU":
+            ways_out.insert(0, "use a machine with more memory")
+        else:
+            more_gpus = "take larger GPUs or shard the model over more of them (`--gpus`, `--accelerate_config`)"
+            ways_out.insert(0, more_gpus)
         if planned.vllm_while_sampling:
             ways_out.insert(0, "lower `vllm_gpu_memory_utilization`")
         way_out = f"Smaller batches do not help. Instead {', '.join(ways_out[:-1])}, or {ways_out[-1]}."

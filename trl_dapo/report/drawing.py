@@ -62,9 +62,9 @@ REWARD = Panel(
     name="reward",
     title="Reward",
     unit="mean reward",
-    metrics={"reward": "all sampled groups", "trained_reward": "accepted groups"},
-    caption="The solid line should rise. It includes dropped groups, so the filter does not make it look better. The "
-    "screen and the pass-rate memory sample fewer completions of prompts that are always or never solved, which "
+    metrics={"reward": "all sampled groups", "trained_reward": "groups that train"},
+    caption="The solid line should rise. It includes dropped groups, so dropping them does not make it look better. "
+    "The screen and the pass-rate memory sample fewer completions of prompts that are always or never solved, which "
     "changes the mean. To compare runs, look at correct completions or at evaluations instead.",
     bottom=None,
 )
@@ -117,7 +117,7 @@ ACCEPTANCE = Panel(
 )
 OUTCOMES = Panel(
     name="outcomes",
-    title="Outcomes of sampled groups",
+    title="Accepted groups, and dropped groups by reason",
     unit="share of sampled groups",
     metrics={f"dynamic_sampling/dropped/{reason}": reason for reason in REASONS},
     caption="If all_correct grows, the prompts become too easy for the model. If all_wrong is large, they are too "
@@ -172,8 +172,8 @@ REWARDS = Panel(
     title="Reward by function",
     unit="mean reward",
     metrics={"rewards/(.*)/mean": r"\1"},
-    caption="Rewards before the filter and without weights. Check that the reward that matters rises: the sum may "
-    "rise because of another one.",
+    caption="Rewards of all sampled groups, dropped ones included, without weights. Check that the reward that "
+    "matters rises: the sum may rise because of another one.",
     bottom=None,
 )
 SOURCES = Panel(

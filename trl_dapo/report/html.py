@@ -45,7 +45,7 @@ SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # shown of a prompt or a completion; the middle is left out, because the answer is at the end
 COLUMNS = {
     "reward": "reward",
-    "after\nthe filter": "trained_reward",
+    "reward of\ntrained groups": "trained_reward",
     "correct": "accuracy",
     "informative\ngroups": "informative",
     "accepted\ngroups": "acceptance",
@@ -110,7 +110,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
 
 def _choose_overview(shown: list[Panel], num_runs: int) -> list[Panel]:
     if num_runs > 1:
-        # Outcomes of several runs do not fit into one small picture. The panels that compare runs come first.
+        # Accepted and dropped groups of several runs do not fit into one small picture. The panels that compare runs
+        # come first.
         shown = [panel for panel in shown if panel not in ONE_RUN_EACH]
         shown.sort(key=lambda panel: panel not in COMPARED)
     return shown[:NUM_OVERVIEW_PANELS]
@@ -217,7 +218,7 @@ def _as_set(value: Any) -> str:
 
 
 def _outcomes_of_runs(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
-    """Return the outcomes of groups, with the figures of each run."""
+    """Return what became of the groups, with the figures of each run."""
     found = [{row["outcome"]: row for row in run.groups.outcomes} if run.groups else {} for run in runs]
     names = dict.fromkeys(outcome for of_run in found for outcome in of_run)
     return [(name, [of_run.get(name) for of_run in found]) for name in names]

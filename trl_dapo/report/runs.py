@@ -30,7 +30,12 @@ NUM_SAMPLED_PROMPTS = 2  # of each table of completions
 SETTING = {"value": object, "default": object}
 FACTS = ("step", "round", "prompt_id", "source", "correct", "scored", "prompt")  # shown of a group
 NUM_PROMPTS = 5  # hardest prompts to show, and as many easiest
-NUM_OPENED = 3  # groups to show of each verdict
+NUM_OPENED = 3  # accepted groups to show, and groups dropped for each reason
+OUTCOMES_IN_WORDS = {
+    "carried": "carried to the next rollout, not trained yet",
+    "surplus": "surplus: accepted, but the batch was full",
+    PARTIAL: "partial: only the first completions were sampled",
+}
 NUM_COMPLETIONS = 3  # completions to show of each of these groups
 NUM_SPANS = 30  # spans of a run, over each of which an acceptance rate is computed
 MAX_SOURCES = 8
@@ -116,8 +121,7 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     if log is None:
         raise FileNotFoundError(
             f"`{run_dir}` contains no log: neither a `{LOG_HISTORY_NAME}` with an entry, nor a complete "
-            f"`{STATE_NAME}` in the folder or in a checkpoint. It is not the `output_dir` of a run, or the run has "
-            f"not logged yet."
+            f"`{STATE_NAME}` in the folder or in a checkpoint. {_advise_on_folder(run_dir)}"
         )
     path, log_history, max_steps = log
     found = ((path, _parse(path.read_bytes())) for path in run_dir.glob(f"*/{SUMMARY_FILE}"))
@@ -137,6 +141,17 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
         changes=_changes(run_dir, list(evaluations)),
         settings=_read_settings(run_dir / SETTINGS_NAME),
         groups=None if rows is None else summarize_groups(rows),
+    )
+
+
+def _advise_on_folder(folder: Path) -> str:
+    """Return what to name instead of a folder without a log."""
+    runs = sorted({path.parent for name in (LOG_HISTORY_NAME, STATE_NAME) for path in folder.glob(f"*/{name}")})
+    if runs:
+        return f"It contains the folders of {len(runs)} runs. Name one of them: `trl-dapo report {runs[0]}`."
+    return (
+        "It is not the `output_dir` of a run, or the run has not logged yet. Name the `output_dir` of `trl-dapo "
+        "train`, as in `trl-dapo report outputs/my_run`."
     )
 
 
@@ -324,7 +339,13 @@ def summarize_groups(rows: pa.Table) -> GroupFigures:
 
 
 def _outcomes(groups: pd.DataFrame) -> list[dict[str, Any]]:
-    named = groups["drop_reason"].where(groups["outcome"] == "dropped").fillna(groups["outcome"])
+    """
+    Return what became of the groups. A carried group trains in the next rollout, so it counts as trained, as in the
+    summary of the run, unless no later rollout is known.
+    """
+    has_trained = (groups["outcome"] == "carried") & (groups["rollout"] < groups["rollout"].max())
+    named = groups["outcome"].mask(has_trained, "trained").replace(OUTCOMES_IN_WORDS)
+    named = named.mask(groups["outcome"] == "dropped", "dropped: " + groups["drop_reason"].fillna("no reason"))
     tokens = groups["tokens"].groupby(named).sum()
     return [
         {
@@ -403,11 +424,11 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
 
 
 def _opened(with_text: pa.Table) -> list[dict[str, Any]]:
-    """Return the last groups of each verdict whose text was stored, dropped ones first."""
+    """Return the last groups whose text was stored: those dropped for each reason, and then the accepted ones."""
     places: dict[str, list[int]] = {}
     outcomes, reasons = (with_text[name].to_pylist() for name in ("outcome", "drop_reason"))
     for place, (outcome, reason) in enumerate(zip(outcomes, reasons, strict=True)):
-        verdict = {"dropped": reason, PARTIAL: PARTIAL}.get(outcome, "accepted")
+        verdict = {"dropped": f"dropped: {reason}", PARTIAL: PARTIAL}.get(outcome, "accepted")
         places.setdefault(verdict, []).append(place)
     return [
         {

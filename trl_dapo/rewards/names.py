@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reward functions that can be named in recipes and on command lines, and the prompt styles that fit them."""
 
+import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ REWARD_FUNCS: dict[str, Callable[..., Any]] = {
 _STYLES = {"dapo_math_reward": "answer_line", "math_verify_reward": "boxed", "accuracy_reward": "boxed"}
 # What reward functions log for completions without an answer.
 _NO_ANSWER = {"", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}
+
+
+def names_of_trl() -> list[str]:
+    """Return the names of TRL's reward functions. Its `get_` functions make one, and can only be used in Python."""
+    names = importlib.import_module("trl.rewards").__all__
+    return [name for name in names if name.endswith("_reward") and not name.startswith("get_")]
 
 
 def read_math_problems(reward_funcs: Collection[Any]) -> bool:

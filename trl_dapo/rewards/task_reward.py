@@ -265,7 +265,10 @@ class TaskReward:
         if self.has_correctness:
             parts.append(f"A completion is correct if {subject} is above {self.criterion.accuracy_threshold:g}.")
             if not self.is_named:
-                parts.append("If this reward takes more than two values, no completion counts as correct.")
+                parts.append(
+                    "If this reward takes more than two values, no completion counts as correct, unless you set "
+                    "`dynamic_sampling_accuracy_threshold`."
+                )
         elif filtered or not self.undecided:
             parts.append(SCORES_LEFT_OUT)
         else:  # the line about sampling says which setting to use

@@ -6,10 +6,10 @@ import json
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -44,6 +44,7 @@ LOCAL_KEYS = {
     "reward_values",
     "num_processes",
 }
+OWN_PREFIX = "dapo_"  # with which the names of the files of this package begin
 TRAINER_STATE_NAME = "trainer_state.json"  # transformers writes this file last
 # Settings that the rows in a checkpoint depend on: how they are sampled, which groups are accepted, and with which
 # rewards and advantages they are trained on.
@@ -217,6 +218,7 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
     path = folder / STATE_NAME
     if not path.exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
+    reading = STATE_NAME
     try:
         shared = json.loads(path.read_text())
         own = {} if sampler is None or not shared else sampler.state_dict()
@@ -225,10 +227,20 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
             return None, f"its {STATE_NAME} was written by another version of trl_dapo"
         memory, name = shared.get("policies", {}), PromptMemory.__name__
         if name in own.get("policies", {}) and name in memory:
+            reading = MEMORY_NAME
             memory[name]["records"] = PromptMemory.read(folder / MEMORY_NAME)
-    except (ValueError, KeyError, OSError, RecursionError) as error:
-        return None, f"it cannot be read ({type(error).__name__}: {error})"
+    except (ValueError, OSError, RecursionError) as error:
+        return None, _describe_unreadable(reading, error)
+    except KeyError:
+        return None, f"its {reading} was written by another version of trl_dapo"
     return shared, None
+
+
+def _describe_unreadable(file_name: str, error: Exception) -> str:
+    """Return which file of a checkpoint cannot be read. The text of the error is left out: it names internals."""
+    if isinstance(error, FileNotFoundError):
+        return f"it has no {file_name}"
+    return f"its {file_name} is damaged and cannot be read ({type(error).__name__})"
 
 
 def _read_local(path: Path) -> tuple[dict | None, str | None]:
@@ -238,28 +250,94 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
     try:
         local = torch.load(path, map_location="cpu", weights_only=True)
     except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        return None, f"its {path.name} cannot be read ({type(error).__name__}: {error})"
+        return None, _describe_unreadable(path.name, error)
     if not isinstance(local, dict) or not LOCAL_KEYS <= local.keys():
         return None, f"its {path.name} was written by another version of trl_dapo"
     return local, None
 
 
-def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.inf) -> Path | None:
+def why_incomplete(checkpoint: Path) -> str | None:
     """
-    Return the last complete checkpoint, up to a step, or `None`.
+    Return why a run cannot continue from a checkpoint, or `None` if the checkpoint is complete.
 
-    A checkpoint is complete if its `trainer_state.json`, which is written last, can be read.
+    `trainer_state.json` is written last. If it is there, a run that was killed has written all other files, too. The
+    other files are not read as a whole: only their beginning and their end, which shows whether they are cut off.
     """
-    states: dict[int, Path] = {}  # by step
-    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}"):
-        number = path.parent.name.rsplit("-")[-1]
-        if number.isdigit() and int(number) <= up_to:
-            states[int(number)] = path
-    for step in sorted(states, reverse=True):
-        with suppress(ValueError, RecursionError):
-            json.loads(states[step].read_text())
-            return states[step].parent
+    state = checkpoint / TRAINER_STATE_NAME
+    if not state.is_file():
+        return f"it has no `{TRAINER_STATE_NAME}`, which is written last"
+    try:
+        json.loads(state.read_text())
+    except (ValueError, RecursionError):
+        return f"its `{TRAINER_STATE_NAME}` is damaged"
+    for path in sorted(checkpoint.iterdir()):
+        if path.name.startswith(OWN_PREFIX):
+            continue  # without a file of this package, the rest of a checkpoint can still be resumed
+        is_whole = IS_WHOLE.get(path.suffix)
+        if is_whole is not None and not is_whole(path):
+            return f"its `{path.name}` is damaged: the end of the file is missing"
     return None
+
+
+def _is_whole_safetensors(path: Path) -> bool:
+    """Return whether a file of safetensors is as long as its header says."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        if 8 + header_size > size:
+            return False
+        try:
+            header = json.loads(file.read(header_size))
+        except (ValueError, RecursionError):
+            return False
+    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    return size >= 8 + header_size + max(ends, default=0)
+
+
+def _is_whole_torch_file(path: Path) -> bool:
+    """Return whether a file of torch has an end. torch writes zip files, whose table of contents is at the end."""
+    with path.open("rb") as file:
+        beginning = file.read(2)
+    return zipfile.is_zipfile(path) if beginning == b"PK" else beginning != b""
+
+
+# How to check the files of a checkpoint for their end, by suffix.
+IS_WHOLE: dict[str, Callable[[Path], bool]] = {
+    ".safetensors": _is_whole_safetensors,
+    **dict.fromkeys((".pt", ".pth", ".bin"), _is_whole_torch_file),
+}
+
+
+class FoundCheckpoints(NamedTuple):
+    """The last complete checkpoint of a run, and newer ones that are not complete."""
+
+    complete: Path | None
+    incomplete: dict[Path, str]  # the newest first, with the reason
+
+    def describe_incomplete(self) -> str:
+        """Return a sentence for each incomplete checkpoint, with a space at the end, or an empty string."""
+        return "".join(f"{path} is not complete: {why}. " for path, why in self.incomplete.items())
+
+
+def search_checkpoints(output_dir: str | os.PathLike, up_to: float = math.inf) -> FoundCheckpoints:
+    """Return the last complete checkpoint up to a step, and newer ones up to that step that are not complete."""
+    folders: dict[int, Path] = {}  # by step
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/"):
+        number = path.name.rsplit("-")[-1]
+        if number.isdigit() and int(number) <= up_to:
+            folders[int(number)] = path
+    incomplete: dict[Path, str] = {}
+    for step in sorted(folders, reverse=True):
+        why = why_incomplete(folders[step])
+        if why is None:
+            return FoundCheckpoints(folders[step], incomplete)
+        incomplete[folders[step]] = why
+    return FoundCheckpoints(None, incomplete)
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike, up_to: float = math.inf) -> Path | None:
+    """Return the last complete checkpoint, up to a step, or `None`. See [`why_incomplete`]."""
+    return search_checkpoints(output_dir, up_to).complete
 
 
 def says_how_to_continue(error: Exception) -> bool:
@@ -274,16 +352,26 @@ def says_how_to_continue(error: Exception) -> bool:
 def describe_failure(output_dir: str, step: int) -> str:
     """Return in which step a run failed, and how to continue it."""
     failed, folder = f"The run stopped in step {step + 1}.", Path(output_dir)
-    checkpoint = last_complete_checkpoint(folder, step)
-    if checkpoint is None:
+    in_python, in_a_shell = "`trainer.train(resume_from_checkpoint=True)`", "`--resume_from_checkpoint true`"
+    how = f"with {in_python}, or with {in_a_shell} on the command line."
+    if step == 0:
+        # Either this run had just begun, or a checkpoint could not be loaded. Its own checkpoints begin with step 1.
+        found = search_checkpoints(folder)
+        if found.complete is None:
+            start = f"{failed} {found.describe_incomplete()}"
+            return f"{start}{folder} contains no complete checkpoint, so the run has to start from the beginning."
         return (
-            f"{failed} There is no checkpoint in {folder}, so the run has to start from the beginning. Set "
-            "`save_steps` to save checkpoints more often."
+            f"{failed} {found.describe_incomplete()}{found.complete} is complete. If it is from this run, continue "
+            f"from there {how}"
         )
-    return (
-        f"{failed} The last complete checkpoint is {checkpoint}. Continue from there with "
-        "`trainer.train(resume_from_checkpoint=True)`, or with `--resume_from_checkpoint true` on the command line."
-    )
+    found = search_checkpoints(folder, step)
+    failed = f"{failed} {found.describe_incomplete()}"
+    if found.complete is None:
+        return (
+            f"{failed}There is no complete checkpoint of this run in {folder}, so it has to start from the beginning. "
+            "To save checkpoints more often, set `save_strategy='steps'` and a smaller `save_steps`."
+        )
+    return f"{failed}The last complete checkpoint is {found.complete}. Continue from there {how}"
 
 
 def output_folder(args: TrainingArguments) -> str:
@@ -298,11 +386,15 @@ def find_checkpoint(output_dir: str) -> str | None:
 
     So the same command can start a run and continue it.
     """
-    checkpoint = last_complete_checkpoint(output_dir)
-    if checkpoint is None:
-        logger.warning(f"{output_dir} contains no complete checkpoint, so the run starts from the beginning.")
+    found = search_checkpoints(output_dir)
+    warn = logger.warning if rank_and_world_size()[0] == 0 else logger.debug  # all processes find the same
+    skipped = found.describe_incomplete()
+    if found.complete is None:
+        warn(f"{skipped}{output_dir} contains no complete checkpoint, so the run starts from the beginning.")
         return None
-    return str(checkpoint)
+    if skipped:
+        warn(f"{skipped}The run continues from {found.complete} instead.")
+    return str(found.complete)
 
 
 def warn_of_earlier_run(args: TrainingArguments) -> None:

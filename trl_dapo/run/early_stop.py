@@ -48,6 +48,20 @@ class StopCallback(TrainerCallback):
         """Whether the limit of generated tokens is reached, and the last rollout has been trained on."""
         return self._is_between_rollouts() and self.is_past_a_limit
 
+    def why_ended(self, state: TrainerState) -> str:
+        """Return why a run has ended, as the end of a sentence that begins with "The run ended, because"."""
+        args = self._args
+        if self.found_nothing:
+            limit = f"`dynamic_sampling_stop_after={args.dynamic_sampling_stop_after}`"
+            return f"no group was accepted any more ({limit} is reached)"
+        if state.global_step >= state.max_steps:
+            if args.max_steps > 0:
+                return f"`max_steps={args.max_steps}` is reached"
+            return f"`num_train_epochs={args.num_train_epochs:g}` is reached"
+        if self.is_past_a_limit:
+            return f"`max_tokens_generated={args.max_tokens_generated:.0f}` is reached"
+        return "a callback stopped it"
+
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.found_nothing = False
 

@@ -345,8 +345,8 @@ def read_rollouts(folder: str | os.PathLike, last_step: int) -> list[dict[str, A
     """
     Return the rollouts of a run, oldest first, in the form of log entries.
 
-    An entry has the last step on the rollout, the numbers of groups that were sampled and dropped, and the mean of
-    each reward over their completions. Rollouts without a decided group are left out.
+    An entry has the last step on the rollout, the numbers of groups that were sampled, trained on in this rollout and
+    dropped, and the mean of each reward over their completions. Rollouts without a decided group are left out.
     """
     steps: dict[int, int] = {}
     counts: dict[int, Counter[str]] = defaultdict(Counter)
@@ -357,10 +357,13 @@ def read_rollouts(folder: str | os.PathLike, last_step: int) -> list[dict[str, A
             return []
         rows = rows.filter(pc.not_equal(rows["outcome"], PARTIAL))
         numbers = rows["rollout"].to_numpy()
-        groups = zip(numbers.tolist(), rows["step"].to_pylist(), rows["drop_reason"].to_pylist(), strict=True)
-        for number, step, reason in groups:
+        names = ("step", "outcome", "drop_reason")
+        for number, step, outcome, reason in zip(
+            numbers.tolist(), *(rows[name].to_pylist() for name in names), strict=True
+        ):
             steps[number] = step
             counts[number][f"{SAMPLING}groups_generated"] += 1
+            counts[number][f"{SAMPLING}groups_trained"] += outcome == "trained"
             if reason is not None:
                 counts[number][f"{DROPPED}{reason}"] += 1
         for name in (name for name in rows.column_names if name.startswith(REWARDS)):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from ..settings.sampling_defaults import DEFAULTS, PAPER
 from ..settings.secrets import without_secrets
 from ..settings.warnings import HALF_CUT_OFF, LOW_WEIGHT, LOW_WEIGHT_MESSAGE, describe_cut_off
 from .checkpoint import output_folder
@@ -31,6 +32,7 @@ _NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "genera
 _NOT_SET |= {"gradient_checkpointing", "hub_token"}
 # Settings that may differ in every launch, and do not change how a run trains.
 _LAUNCH_SETTINGS = {"resume_from_checkpoint", "run_name", "logging_dir", "disable_tqdm"}
+_LIMITS = {"max_steps", "num_train_epochs", "max_tokens_generated"}
 # Settings that transformers restores with the optimizer, so that new values have no effect.
 _HELD_BY_OPTIMIZER = {"learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"}
 
@@ -94,6 +96,8 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
     values, changed = args.to_dict(), {}
     computed = {**_COMPUTED, "bf16": not args.fp16, "steps_per_generation": args.gradient_accumulation_steps}
     computed["disable_tqdm"] = logging.get_verbosity() > logging.WARNING
+    fills_batches = values.get("use_dynamic_sampling") and values.get("dynamic_sampling_mode") in ("filter", "replace")
+    sampling = DEFAULTS if fills_batches else PAPER
     not_set = _NOT_SET
     if values.get("prompts_per_rollout") or values.get("prompts_per_step"):  # the two sizes are computed from these
         not_set = _NOT_SET | {"gradient_accumulation_steps", "steps_per_generation"}
@@ -102,6 +106,8 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
         if default is dataclasses.MISSING:
             default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
         default = computed.get(name, default)
+        if name in sampling and values[name] is not None:  # the trainer has replaced `None`, its default
+            default = sampling[name]
         if name in values and name not in not_set and values[name] != default:
             changed[name] = {"value": without_secrets(values[name], name), "default": default}
     return changed
@@ -122,15 +128,21 @@ def describe_changes(folder: str, theirs: dict[str, dict], own: dict[str, dict])
     for name in [*theirs, *(name for name in own if name not in theirs)]:
         there = theirs[name]["value"] if name in theirs else own[name]["default"]
         here = own[name]["value"] if name in own else theirs[name]["default"]
-        if there != here:
+        if there != here and not _is_extended(name, there, here):
             changes[name] = f"`{name}` ({there!r} there, {here!r} here)"
     if not changes:
         return None
-    line = f"{folder} was written with other settings: {', '.join(changes.values())}."
+    line = f"These settings are not those of {folder}: {', '.join(changes.values())}."
     if held := [f"`{name}`" for name in changes if name in _HELD_BY_OPTIMIZER]:
         has = "has" if len(held) == 1 else "have"
         line += f" {', '.join(held)} {has} no effect, because the checkpoint's optimizer and schedule are restored."
     return line
+
+
+def _is_extended(name: str, there: Any, here: Any) -> bool:
+    """Return whether a run is resumed to train for longer, which is what resuming is for."""
+    are_numbers = isinstance(there, (int, float)) and isinstance(here, (int, float))
+    return name in _LIMITS and are_numbers and 0 < there < here
 
 
 def storable(values: Iterable) -> list:

@@ -22,6 +22,7 @@ from ..sampling.screen import Screen
 from ..settings.arguments import read_mapping
 from ..settings.environment import is_set
 from ..settings.sampling_defaults import SamplingChoice
+from ..settings.warnings import warn_once_of_missing_rewards
 from .known_prompts import load_pass_rates
 from .peak_memory import ran_out_of_memory
 from .terminal import wrapped_for
@@ -94,6 +95,7 @@ class Preflight(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Score an example with the reward functions. If one of them fails, every process raises an error."""
+        warn_once_of_missing_rewards()
         if self._tried_on:
             self._try_rewards(self._tried_on[0])
         if line := self.choice.describe():
@@ -170,6 +172,8 @@ class Preflight(TrainerCallback):
             return self.score(rows, completions, ids, _naming)[:num]
         except Exception as error:
             hint = "Make it return a number for each completion, or `None` for one that it cannot score."
+            if isinstance(error.__cause__, Exception):  # it raised an error itself, see `_naming`
+                hint = "Correct the function, or the column of the dataset that it reads."
             if conversational:
                 hint = 'A completion is a list of messages, and its text is `completion[0]["content"]`. ' + hint
             if ran_out_of_memory(error):

@@ -39,6 +39,7 @@ logger = transformers_logging.get_logger(__name__)
 HEADER_EVERY = 30  # rows
 # Informative groups per step compared with `GRPOTrainer`, below which the summary of a run gives advice.
 WORTH_IT = 1.1
+FEWEST_PROMPTS = 2  # per rollout, that the summary recommends
 DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
 DOING |= {"checkpoint": "saving a checkpoint"}
 # What the trainer spends its time on, by the name in the log: if the trainer samples itself, and if a server does.
@@ -74,7 +75,9 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
         def show() -> None:
             bar.n = rollout.target - rollout.shortfall
             bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
-            if (num_passes := sampler.new_passes_without_group()) and PartialState().is_main_process:
+            num_passes = sampler.new_passes_without_group()
+            # After an empty rollout, its own warning has said the same.
+            if num_passes and not sampler.totals.empty_rollouts and PartialState().is_main_process:
                 passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
                 message = f"No group was accepted in {passes} over the training dataset."
                 logger.warning(f"{message} {advise(rollout)}".rstrip())
@@ -85,14 +88,18 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
 def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_names: Sequence[str]) -> None:
     """Stop or warn if the limit was reached before the batch was full, or if a reward function scored nothing."""
     num_short, rollout, is_main = sampler.num_short_rollouts, sampler.rollout, PartialState().is_main_process
-    if rollout.number == 0 and is_main and (line := describe_unscored(rollout, reward_names)):
-        logger.warning(line)
+    unscored = describe_unscored(rollout, reward_names) if rollout.number == 0 else None
+    if unscored is not None and is_main:
+        logger.warning(unscored)
     limit = args.dynamic_sampling_max_gen_batches
     if num_short and args.dynamic_sampling_on_exhausted == "error":
         raise RuntimeError(describe_shortfall(rollout, limit))
     # Warn at the first short rollout, and once more after five in a row. A line per rollout would hide other lines.
-    is_first = num_short > 0 and sampler.totals.short_rollouts == 1
-    if (is_first or num_short == 5) and is_main:
+    # A cause is named once: a reward that scores nothing was warned of above, and five empty rollouts in a row have
+    # the cause of the first one. When they stop the run, it says so again, with advice.
+    is_first = num_short > 0 and sampler.totals.short_rollouts == 1 and unscored is None
+    is_lasting = num_short == 5 and sampler.totals.empty_rollouts < 5
+    if (is_first or is_lasting) and is_main:
         logger.warning(describe_shortfall(rollout, limit, num_short, len(batch.train)))
 
 
@@ -203,9 +210,11 @@ def _ends(entries: Sequence[dict], last_step: int) -> tuple[list[dict], list[dic
         return first, last, ""
     if len(entries) == 1:
         steps = span(0, last_step)
-        return first, last, f"means of steps {steps}" if "-" in steps else f"step {steps}"
-    spans = span(0, first[-1]["step"]), span(entries[-num - 1]["step"], last_step)
-    return first, last, f"means of steps {spans[0]} -> {spans[1]}"
+        return first, last, f"mean of steps {steps}" if "-" in steps else f"step {steps}"
+    before, after = span(0, first[-1]["step"]), span(entries[-num - 1]["step"], last_step)
+    if "-" in before + after:
+        return first, last, f"mean of steps {before} -> mean of steps {after}"
+    return first, last, f"step {before} -> step {after}"
 
 
 def _of_rollouts(log_history: Sequence[dict]) -> list[dict]:
@@ -269,18 +278,19 @@ def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None
     if compared.groups >= WORTH_IT:
         if num_prompts is None or compared.tokens < WORTH_IT:
             return None
-        num_fewer = max(round(num_prompts / compared.tokens), 1)
-        if num_fewer == num_prompts:
+        num_fewer = round(num_prompts / compared.tokens)
+        gain = compared.groups / compared.tokens
+        if num_fewer == num_prompts or num_fewer < FEWEST_PROMPTS or gain < WORTH_IT:
             return None
         return (
             f"with {num_fewer} prompts per rollout instead of {num_prompts}, a step would have cost about as much as "
-            f"one of GRPOTrainer, for about {compared.groups / compared.tokens:.1f} times as many informative groups."
+            f"one of GRPOTrainer, for about {gain:.1f} times as many informative groups."
         )
     if compared.full < 1 / WORTH_IT:
         return (
-            f"batches were only {compared.full:.0%} full, so a step trained on about {compared.groups:.1f} times as "
-            "many informative groups as one of GRPOTrainer. Raise `dynamic_sampling_max_gen_batches`, or use fewer "
-            "prompts per step."
+            f"batches were on average only {compared.full:.0%} full, so a step trained on about "
+            f"{compared.groups:.1f} times as many informative groups as one of GRPOTrainer. Raise "
+            "`dynamic_sampling_max_gen_batches` to fill them, or use fewer prompts per rollout."
         )
     return (
         "nearly every sampled group was informative, so a step trained on about as many as one of GRPOTrainer. "
@@ -302,6 +312,8 @@ def summarize(
     num_groups_left: int = 0,  # groups of the last batch that were not trained on, because the run ended before
     rollouts: Sequence[dict] = (),  # from `read_rollouts`; by default the log is used, as far as it has them
     num_prompts: int | None = None,  # of a rollout batch
+    why: str | None = None,  # why the run ended, see `StopCallback.why_ended`
+    num_different: int | None = None,  # groups that trained, without the copies of the mode "replace"
 ) -> list[str]:
     """Return the summary of a run, one line for each fact that is known."""
     empty = count_empty_steps(log_history)
@@ -310,19 +322,25 @@ def summarize(
     else:
         changed = f"{empty:,} of them did not change the weights" if empty else "Every step changed the weights"
     since = f" from step {resumed_at:,}" if resumed_at else ""
-    lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}{since}. {changed}."]
+    because = "" if why is None else f", because {why}"
+    took = f"after {format_duration(seconds)}{since}"
+    lines = [f"Ended:     step {step:,} of {max_steps:,}, {took}{because}. {changed}."]
     first, last, steps = _ends(rollouts or _of_rollouts(log_history), step)
     if totals is not None and totals.groups_sampled:
         accepted = _change(first, last, ACCEPTANCE, "{:.1%}".format)
         too_late = f", {num_groups_left:,} not trained because the run ended" if num_groups_left else ""
+        num_trained, copies = totals.groups_trained - num_groups_left, ""
+        if num_different is not None and num_different < num_trained:
+            num_trained, copies = num_different, f" (with copies {num_trained:,} in the batches)"
         lines.append(
-            f"Groups:    {totals.groups_trained - num_groups_left:,} trained of {totals.groups_sampled:,} sampled"
+            f"Groups:    {num_trained:,} trained of {totals.groups_sampled:,} sampled{copies}"
             + too_late
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
         if fills_batches and (num_short := totals.short_rollouts):
-            batches = "batch was" if num_short == 1 else "batches were"
-            lines.append(f"Short:     {num_short:,} {batches} not full.")
+            batches = "batch" if num_short == 1 else "batches"
+            full = "a full batch needs" if num_prompts is None else f"the {num_prompts} of a full batch"
+            lines.append(f"Not full:  {num_short:,} {batches} had fewer accepted groups than {full}.")
         compared, tokens = compare_with_grpo(log_history), f"Tokens:    {totals.tokens_generated:,} generated"
         if compared is None or not fills_batches:
             lines.append(f"{tokens}.")
@@ -504,6 +522,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
         resumed_at = int(self._progress_at_start[0][0])
+        rollouts = [] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals)
+        num_different = None
+        if rollouts and self._args.dynamic_sampling_mode == "replace":  # whose totals also count copies
+            num_different = int(total(rollouts, f"{SAMPLING}groups_trained"))
         lines = summarize(
             state.log_history,
             None if self._sampler is None else self._sampler.totals,
@@ -516,7 +538,9 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             num_prompts=None if self._sampler is None else self._sampler.target,
             fills_batches=self._args.dynamic_sampling_mode in ("filter", "paper"),
             num_groups_left=num_groups_left,
-            rollouts=[] if self._sampler is None else self._rollouts(state.global_step, self._sampler.totals),
+            rollouts=rollouts,
+            why=self._stops.why_ended(state),
+            num_different=num_different,
         )
         made_no_step = state.global_step == resumed_at > 0
         if made_no_step:

@@ -182,7 +182,7 @@ class TrialReport:
         return seconds
 
     def __str__(self) -> str:
-        lines = [self.title, "", f"{'Phase':<34}{'seconds':>14}{'peak memory':>16}{'left':>16}"]
+        lines = [self.title, "", f"{'Phase':<34}{'seconds':>14}{'peak memory':>16}{'free':>16}"]
         lines.append(self._row("loading", None, self.loading))
         for phase in self.phases:
             if phase.measured is None:
@@ -194,7 +194,7 @@ class TrialReport:
         lines += ["", "Assumed", *(line for note in self.notes for line in indented_lines(note, "- "))]
         verdicts = [phase.describe_problem() for phase in self.phases if not phase.fits]
         if not verdicts:
-            verdicts = [f"Fits: peak {format_bytes(self.peak)}, {format_bytes(self.left(self.peak))} are left."]
+            verdicts = [f"Fits: peak {format_bytes(self.peak)}, {format_bytes(self.left(self.peak))} stay free."]
         lines += ["", *(line for verdict in verdicts for line in textwrap.wrap(verdict, PAGE_WIDTH))]
         return "\n".join(lines)
 

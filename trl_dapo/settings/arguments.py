@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -24,9 +25,12 @@ HUB_TIMEOUT = 4.0  # seconds for the Hub to respond
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model that `trl-dapo fetch` makes
 # Fields of older versions, for which the field with the most similar name would be a misleading hint.
 HINTS_FOR_OLD_FIELDS = {
-    "max_prompt_length": "TRL removed it: leave long prompts out of the dataset",
-    "torch_dtype": "renamed to `dtype`",
+    "max_prompt_length": "TRL removed it: leave long prompts out of the dataset.",
+    "torch_dtype": "It was renamed to `dtype`.",
 }
+
+
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # and how JSON writes them
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -50,8 +54,14 @@ def check_output_dir(folder: str | os.PathLike) -> None:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
         raise NotADirectoryError(f"Cannot write to the output folder {folder}: {existing} is a file.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(f"Cannot write to the output folder {folder}: no permission in {existing}.")
+    try:
+        # A real attempt, because permissions do not tell: /proc and a disk that is mounted read-only have them, too.
+        TemporaryDirectory(dir=existing, prefix=".trl-dapo-").cleanup()
+    except OSError as error:
+        raise PermissionError(
+            f"Cannot write to the output folder {folder}: nothing can be created in {existing} ({error.strerror}). "
+            "Set another `output_dir`."
+        ) from None
 
 
 def check_model_path(name: str) -> None:
@@ -139,13 +149,21 @@ def _base_of_adapter(folder: str) -> str | None:
     return json.loads(path.read_text()).get("base_model_name_or_path") if path.is_file() else None
 
 
-def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
-    """Return the function that a user names: one of `known`, or a dotted path, also to the working directory."""
+def load_function(option: str, name: str, known: dict[str, Callable], others: Iterable[str] = ()) -> Callable:
+    """
+    Return the function that a user names: one of `known`, or a dotted path, also to the working directory.
+
+    `others` are names that the option accepts too, for the error about a name that nothing has.
+    """
     if name in known:
         return known[name]
     module, _, attribute = name.rpartition(".")
     if not module:
-        raise ValueError(f"`{option}` names {name!r}. Expected {', '.join(known)}, or a dotted import path.")
+        names = [*known, *others]
+        raise ValueError(
+            f"`{option}` names {name!r}, which is unknown.{_did_you_mean(name, names)} Use one of {', '.join(names)}, "
+            "or the dotted import path of a function of your own, such as `my_module.my_function`."
+        )
     sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), attribute)
@@ -171,26 +189,50 @@ def read_mapping(name: str, value: Any) -> Any:
         mapping, why = None, f", which is not JSON ({error})"
     if isinstance(mapping, dict):
         return mapping
+    python_words = re.findall(r"\b(?:True|False|None)\b", value)
+    if why and python_words:
+        words = " and ".join(f"`{PYTHON_WORDS[word]}` instead of `{word}`" for word in dict.fromkeys(python_words))
+        why += f", where it is {words}"
     raise ValueError(
         f"`{name}` must be a mapping, got {value!r}{why}. Write it as JSON, with names and texts in double quotes: "
-        f"""`--{name} '{{"name": "value", "other": 1}}'`."""
+        f"""`--{name} '{{"name": "value", "other": 1, "third": false}}'`."""
     )
 
 
+def _did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a question with the known name that is most similar to a misspelt one, or an empty string."""
+    nearest = get_close_matches(name, [*known], n=1)
+    return f" Did you mean `{prefix}{nearest[0]}`?" if nearest else ""
+
+
 def refuse_unknown_fields(
-    source: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
+    source: str | None, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
 ) -> None:
-    """Raise an error for fields that no config has, each with the known field or option of the most similar name."""
+    """
+    Raise an error for unknown names, each with the known field or option of the most similar name.
+
+    `source` says where the fields are, such as "the recipe". It is `None` for the options of a command line.
+    """
     known = [*known]
     unknown = sorted({*given} - {*known})
     if not unknown:
         return
     found = []
     for name in unknown:
-        nearest = get_close_matches(name, [*known, *options], n=1)
-        hint = HINTS_FOR_OLD_FIELDS.get(name) or (f"nearest: `{nearest[0]}`" if nearest else "")
-        found.append(f"`{name}`" + (f" ({hint})" if hint else ""))
-    raise ValueError(f"{source} has fields that no config has: {', '.join(found)}.")
+        what = f"Unknown option `--{name}`" if source is None else f"Unknown field `{name}` in {source}"
+        hint = HINTS_FOR_OLD_FIELDS.get(name, "")
+        if hint:
+            found.append(f"{what}. {hint}")
+            continue
+        question = _did_you_mean(name, [*known, *options], "--" if source is None else "")
+        found.append(f"{what}.{question or ' No known name is similar. Leave it out.'}")
+    raise ValueError(" ".join(found))
+
+
+def describe_unknown_command(command: str, commands: Iterable[str]) -> str:
+    """Return the message for a command that does not exist."""
+    commands = [*commands]
+    return f"Unknown command `{command}`.{_did_you_mean(command, commands)} The commands are {', '.join(commands)}."
 
 
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
@@ -228,6 +270,10 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
         find_accelerate_config(str(settings["accelerate_config"]))
     if settings.get("output_dir") is not None:
         check_output_dir(str(settings["output_dir"]))
+    if argv and not argv[0].startswith("-"):
+        raise ValueError(
+            f"`{argv[0]}` is not an option. Name a recipe with `--config`: `trl-dapo train --config {argv[0]}`."
+        )
     options = {word.partition("=")[0].replace("-", "_") for word in argv}
     if not options & {"__config", "__model_name_or_path", "__tiny_model", "__help", "_h"}:
         raise ValueError(

@@ -52,9 +52,9 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
     for size, computed in sizes.items():
         if (value := getattr(settings, size)) not in (computed, defaults[size]):
             raise ValueError(
-                f"`{size}={value}` contradicts {rollout} prompts per rollout and {step} per optimizer step, from "
-                f"which {computed} follows with {describe_launch(num_processes, per_device_train_batch_size)}. "
-                f"Leave out `{size}`, or leave out `prompts_per_rollout` and `prompts_per_step`."
+                f"`{size}={value}` contradicts {_count(rollout, 'prompt')} per rollout and {_count(step, 'prompt')} "
+                f"per optimizer step: with {describe_launch(num_processes, per_device_train_batch_size)} they give "
+                f"`{size}={computed}`. Leave out `{size}`, or leave out `prompts_per_rollout` and `prompts_per_step`."
             )
     return sizes
 

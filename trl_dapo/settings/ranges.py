@@ -10,6 +10,7 @@ import argparse
 import math
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -146,8 +147,11 @@ def check_value(name: str, value: Any, allowed: Range) -> None:
 
 def check_choice(name: str, value: Any, choices: Iterable) -> None:
     if value not in choices:
-        named = ", ".join(repr(choice) for choice in choices if choice is not None)
-        raise ValueError(f"`{name}` must be one of {named}, got {value!r}.")
+        named = [choice for choice in choices if choice is not None]
+        texts = [choice for choice in named if isinstance(choice, str)]
+        nearest = get_close_matches(str(value).lower(), texts, n=1)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, named))}, got {value!r}.{hint}")
 
 
 def check_values(settings: Any) -> None:
@@ -158,7 +162,10 @@ def check_values(settings: Any) -> None:
         check_choice(name, getattr(settings, name), choices)
     longest = settings.max_completion_length
     if settings.use_vllm and settings.vllm_mode == "colocate" and longest is not None:
-        hint = f"A prompt and a completion of `max_completion_length` ({longest}) have to fit into it."
+        hint = (
+            f"A completion of `max_completion_length` ({longest}) tokens and its prompt have to fit into it. Raise it "
+            "by the length of your prompts, or lower `max_completion_length`."
+        )
         window = Range(longest + 1, is_whole=True, or_none=True, hint=hint)
         check_value("vllm_max_model_length", settings.vllm_max_model_length, window)
 

@@ -8,6 +8,7 @@ need no torch, so a plan can use them too.
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -62,6 +63,12 @@ DEFAULT_MAX_GEN_BATCHES, DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENA
 def is_length_penalty(name: str) -> bool:
     """Return whether a reward function measures length. If several functions have one name, a number follows it."""
     return re.sub(r"_\d+$", "", name) in LENGTH_PENALTIES
+
+
+def _nearest_loss(s: SimpleNamespace) -> str | None:
+    """Return the known loss that a misspelt one was meant to be. A loss with another name may be a user's own."""
+    given = str(s.loss_type).lower()
+    return None if s.loss_type in KNOWN_LOSSES else next(iter(get_close_matches(given, KNOWN_LOSSES, 1, 0.8)), None)
 
 
 def _some_group_fits(s: SimpleNamespace) -> bool:
@@ -278,6 +285,13 @@ RULES: tuple[Rule, ...] = (
         "`dynamic_sampling_rewards` is empty, so no reward function would decide which groups are accepted. Name at "
         "least one, or leave the setting out for all functions except length penalties.",
     ),
+    Rule(
+        _nearest_loss,
+        lambda s: (
+            f"`loss_type={s.loss_type!r}` is unknown. Did you mean {_nearest_loss(s)!r}? The known losses are "
+            f"{', '.join(map(repr, KNOWN_LOSSES))}."
+        ),
+    ),
     # ---- How prompts are sampled ----
     Rule(
         lambda s: not s.use_dynamic_sampling and s.max_tokens_generated is not None,
@@ -424,7 +438,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: s.reward_scaling is not None and len(s.reward_scaling) != 4,
         "`reward_scaling` must be four numbers (source minimum, source maximum, target minimum and target maximum), "
-        "got {reward_scaling}.",
+        "got {reward_scaling}. To map rewards from 0 to 1 to the range from -1 to 1, write `[0, 1, -1, 1]`.",
     ),
     Rule(lambda s: s.reward_scaling and why_unscalable(*s.reward_scaling)),
     Rule(

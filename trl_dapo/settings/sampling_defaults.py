@@ -7,6 +7,7 @@ The functions need no torch, so a plan can use them too.
 """
 
 import copy
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,9 +24,11 @@ class Saving(NamedTuple):
 
 
 SAVINGS: dict[str, Saving] = {
-    "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups are trained on in the next rollout"),
-    "dynamic_sampling_memory": Saving("auto", False, "prompts that are likely to be dropped are skipped for a while"),
-    "dynamic_sampling_screen": Saving("auto", "off", "a few completions of a prompt are sampled first"),
+    "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups are carried to the next rollout"),
+    "dynamic_sampling_memory": Saving(
+        "auto", False, "the pass-rate memory skips prompts that are likely to be dropped for a while"
+    ),
+    "dynamic_sampling_screen": Saving("auto", "off", "the screen samples a few completions of a prompt first"),
 }
 DEFAULTS = {name: saving.default for name, saving in SAVINGS.items()}
 PAPER = {name: saving.paper for name, saving in SAVINGS.items()}
@@ -123,10 +126,11 @@ class SamplingChoice:
         always, if_few = [], []
         for name, saving in SAVINGS.items():
             value = getattr(settings, name)
+            described = f"{saving.description} (`{name}`)"
             if value == "auto":
-                if_few.append(saving.description)
+                if_few.append(described)
             elif value != saving.paper:
-                always.append(saving.description)
+                always.append(described)
         if always:
             parts.append(f"To sample less, {_listed(always)}.")
         if if_few:
@@ -136,19 +140,21 @@ class SamplingChoice:
         if settings.dynamic_sampling_mode == "paper":
             parts.append("As in the paper, surplus is discarded and every group is sampled whole.")
         parts.append(self.known)
-        reasons = list(self.reasons.values())
+        reasons = dict(self.reasons)
         if self._undecided_rewards:
             # The sentence that is added next says what to do, once for all of these settings.
-            reasons = [why for why in reasons if NEEDS_CORRECTNESS not in why]
+            reasons = {name: why for name, why in reasons.items() if NEEDS_CORRECTNESS not in why}
             parts.append(self._describe_undecided())
-        parts += [f"Off: {why}." for why in reasons]
+        parts += [f"`{name}` is off: {_without_subject(name, why)}." for name, why in reasons.items()]
         return " ".join(filter(None, parts))
 
     def _describe_filling(self) -> str:
         settings, limit = self._settings, self._settings.dynamic_sampling_max_gen_batches
         has_band = (settings.dynamic_sampling_min_accuracy, settings.dynamic_sampling_max_accuracy) != (0.0, 1.0)
         dropped = "dropped groups" if has_band or self._has_group_filter else "groups whose rewards are all equal"
-        up_to = f"up to {limit:g} batches of completions per rollout" if limit else "without a limit"
+        up_to = "without a limit (`dynamic_sampling_max_gen_batches=0`)"
+        if limit:
+            up_to = f"up to {limit:g} batches of completions per rollout (`dynamic_sampling_max_gen_batches`)"
         if settings.dynamic_sampling_mode == "replace":
             return (
                 f"{dropped.capitalize()} are replaced, {up_to}, until {settings.min_replace_ratio:.0%} of the batch "
@@ -172,6 +178,11 @@ class SamplingChoice:
             f"{number} reward functions decide together which groups are accepted: {listed}. "
             f'To sample less, name the one that judges correctness, such as `dynamic_sampling_rewards=["{names[0]}"]`.'
         )
+
+
+def _without_subject(name: str, why: str) -> str:
+    """Return a reason for a setting to be off, with "it" instead of the setting at its beginning."""
+    return re.sub(rf"^`{name}(=[^`]*)?` ", "it ", why)
 
 
 def _listed(phrases: Sequence[str]) -> str:

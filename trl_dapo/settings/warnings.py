@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warnings before training begins, and warnings of other packages that are hidden because users cannot act on them."""
 
+import logging
 import warnings
 from typing import Any
 
@@ -60,6 +61,33 @@ def hide_renaming_warnings() -> None:
     warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
 
 
+class _FirstOnly(logging.Filter):
+    """Lets only the first message through that contains a text, and all messages that do not."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text, self.has_passed = text, False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._text not in str(record.msg):
+            return True
+        is_first, self.has_passed = not self.has_passed, True
+        return is_first
+
+
+_missing_rewards = _FirstOnly("All reward functions returned None")
+
+
+def warn_once_of_missing_rewards() -> None:
+    """
+    Let TRL warn only once per run of a completion without a reward. It warns at every call, with the whole example.
+
+    The metric `dynamic_sampling/dropped/unscored` counts the groups without rewards.
+    """
+    _missing_rewards.has_passed = False
+    logging.getLogger("trl.trainer.grpo_trainer").addFilter(_missing_rewards)  # a second time it has no effect
+
+
 def warnings_at_start(settings: Any, context: int | None, steps_in_bfloat16: bool) -> list[str]:
     """
     Return a warning for each setting that is allowed but probably not intended.
@@ -89,13 +117,21 @@ def warnings_at_start(settings: Any, context: int | None, steps_in_bfloat16: boo
     if settings.groups_per_rollout <= 1:
         messages.append(
             "A rollout has only one prompt, and so has each optimizer step: gradients are noisy, and dynamic sampling "
-            "samples one prompt per round. Set `prompts_per_rollout`, or raise `gradient_accumulation_steps`."
+            "samples one prompt per round. Set a larger `prompts_per_rollout`, or a larger "
+            "`gradient_accumulation_steps`."
         )
     if settings.use_vllm and (moved := off_policy_settings(settings)):
         messages.append(
             f"With {', '.join(moved)} vLLM does not sample from the policy that is trained, but from a changed "
             "distribution. The importance sampling weights that correct for this shrink the gradient (see the metric "
             f"`sampling/importance_sampling_ratio/mean`). Set {', '.join(moved.values())}."
+        )
+    is_resampled = settings.use_dynamic_sampling and settings.dynamic_sampling_mode != "mask"
+    if is_resampled and not (settings.dynamic_sampling_max_gen_batches or settings.dynamic_sampling_stop_after):
+        messages.append(
+            "`dynamic_sampling_max_gen_batches=0` and `dynamic_sampling_stop_after=0` together set no limit: if the "
+            "rewards of no group ever differ, the first rollout never ends. Set `dynamic_sampling_stop_after` (the "
+            "default is 25), or limit a rollout with `dynamic_sampling_max_gen_batches` (the default is 10)."
         )
     longest = settings.max_completion_length
     if context is not None and longest is not None and longest >= context:
