@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         self._window_microbatches = deque()  # an attempt that ran out of memory may have left some
         self._window_batches, self.current_gradient_accumulation_steps = [None] * num_batches, num_batches
         # The metrics of a step are reduced over the processes, so they are not published either.
-        silent = nullcontext()
+        silent: AbstractContextManager[None] = nullcontext()
         if not reduces:
             alone = partial(self._compute_loss_alone, self._compute_loss)
             silent = patched(self, _publish=lambda *args: None, _compute_loss=alone)
