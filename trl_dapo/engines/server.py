@@ -231,7 +231,7 @@ def naming_lost_server(args: DAPOConfig) -> Iterator[None]:
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         folder = output_folder(args)
         checkpoint = last_complete_checkpoint(folder)
-        how = f"resume from {checkpoint}" if checkpoint else f"start over, since {folder} has no checkpoint"
+        how = f"resume from {checkpoint}" if checkpoint else f"start over, since {folder} has no complete checkpoint"
         what = f"is gone ({error}). Start it again, and"
         if isinstance(error, ServerFault):
             what = f"{error}. See its log for the cause. To continue,"
