@@ -72,7 +72,7 @@ def lose(tiny_model, folder, error=LOST, use_vllm=True):
 
 
 def test_a_lost_server_is_named_with_the_last_complete_checkpoint_or_the_folder_that_holds_none(tiny_model, tmp_path):
-    with pytest.raises(RuntimeError, match=r" http://gpu-7:8000 .* start over, since .* has no checkpoint"):
+    with pytest.raises(RuntimeError, match=r" http://gpu-7:8000 .* start over, since .* has no complete checkpoint"):
         lose(tiny_model, tmp_path)
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
