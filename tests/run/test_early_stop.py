@@ -87,7 +87,7 @@ def test_rewards_that_score_nothing_are_not_blamed_on_the_batch_as_well(tiny_mod
             "no group was accepted any more (`dynamic_sampling_stop_after=2` is reached)",
         ),
     ],
-    ids=str,
+    ids=["steps", "epochs", "tokens", "empty rollouts"],
 )
 def test_the_summary_says_which_limit_ended_the_run(run, capsys, settings, why):
     run(**settings)
