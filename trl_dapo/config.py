@@ -105,8 +105,9 @@ class DAPOConfig(GRPOConfig):
             own. Each optimizer step is cut into as many micro-batches as are needed, the same number on every process.
             `per_device_train_batch_size` can stay 1, because `prompts_per_step` sets the size of a step. SkyRL uses
             the same name; verl calls it `ppo_max_token_len_per_gpu`, slime `max_tokens_per_gpu`, and NeMo RL
-            `train_mb_tokens`. By default there is no bound, and a step is cut into `gradient_accumulation_steps`
-            micro-batches of equal padded cost.
+            `train_mb_tokens`. A budget bounds the memory. It is faster if lengths differ much, and takes about as long
+            otherwise. By default there is no bound, and a step is cut into `gradient_accumulation_steps` micro-batches
+            of equal padded cost.
 
         > Dynamic sampling
 
@@ -133,10 +134,11 @@ class DAPOConfig(GRPOConfig):
             still trained on.
         dynamic_sampling_rewards (`list[str]`, *optional*):
             Names of the reward functions that form the task reward. The task reward decides whether a group is
-            accepted and which completions are correct. Defaults to all functions except length penalties:
-            otherwise a group of incorrect completions that differ only in length would be accepted. With several
-            functions, groups are accepted by their weighted sum, and no completion counts as correct or incorrect, so
-            the screen and the memory are off. Setting them is then an error.
+            accepted and which completions are correct. Defaults to all functions except length penalties: otherwise a
+            group of incorrect completions that differ only in length would be accepted. If several functions decide
+            and none is named here, groups are accepted by their weighted sum, and no completion counts as correct or
+            incorrect. The screen and the memory are then off, and setting `dynamic_sampling_screen` or
+            `dynamic_sampling_memory` is an error.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
             Accept a group only if more than this share of its completions is correct. With `0.0` the rewards only have
             to differ.
@@ -183,8 +185,8 @@ class DAPOConfig(GRPOConfig):
             two thirds with groups of 8. It takes more rounds, scores accepted groups twice, and prompts that are
             rarely solved train less often. With `dynamic_sampling_surplus="carry"`, groups that are still partial when
             a rollout ends are completed in the next one. Defaults to `"auto"`, and to `"off"` if the rewards do not
-            say which completions are correct, with tools or environments, and on a GPU without vLLM or continuous
-            batching.
+            say which completions are correct, with tools, and on a GPU without vLLM or continuous batching. Not
+            available with environments.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
             be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). It saves nothing in the
@@ -200,8 +202,10 @@ class DAPOConfig(GRPOConfig):
             Number of rollouts that a vLLM server samples ahead. With `1`, the server samples the first round of the
             next rollout while this rollout is trained on. With `2` and a LoRA adapter, it samples two rollouts ahead,
             group by group, so no round waits for its longest completion. Rows train with the log-probabilities of the
-            policy that sampled them. Needs `vllm_mode="server"` and `dynamic_sampling_surplus="carry"`. With `0`
-            sampling and training take turns.
+            policy that sampled them. Needs `vllm_mode="server"` and `dynamic_sampling_surplus="carry"`. It saves
+            seconds: with `1`, rollouts were 1.3x to 2.0x faster in a benchmark with a stand-in for the server. It
+            costs staleness: with `2` and a high learning rate a model learned less. With `0` sampling and training
+            take turns.
         vllm_request_timeout (`float`, *optional*):
             Seconds that a request to the server may take. Defaults to 90% of `ddp_timeout`, which is how long the
             other processes wait. (`vllm_server_timeout` bounds the time that the server may take to start.)
