@@ -120,8 +120,8 @@ def cut_off_warnings(caplog):
 def test_if_all_completions_are_cut_off_the_warning_says_that_the_limit_is_too_short(made, caplog):
     made(script=lambda text, i: "right..." if i % 2 else "wrong...", max_steps=3, logging_steps=1).train()
     assert cut_off_warnings(caplog) == [
-        "`max_completion_length=8` is too short: it cuts off 100.0% of the completions, most of them before their "
-        "final answer. Raise it. The paper either punishes long completions gradually, or leaves completions that are "
+        "`max_completion_length=8` cuts off 100.0% of the completions. If their answers come last, these are lost: "
+        "raise it. The paper either punishes long completions gradually, or leaves completions that are "
         "cut off out of the loss. Set `overlong_buffer_length=1` or `overlong_filtering=True` to do so."
     ]
 

@@ -431,6 +431,14 @@ def test_a_summary_advises_a_number_of_prompts_with_the_cost_of_grpo(sampled, nu
     assert advice is None or advice in said[0]
 
 
+def test_if_the_steps_before_a_resume_are_not_known_the_means_begin_after_it():
+    """The damaged record of steps 1 to 3 was set aside, so the figure of step 4 is not that of steps 1 to 4."""
+    entry = {"step": 4, "reward": 0.5}
+    assert terminal._ends([entry], 4, resumed_at=3)[2] == "step 4"
+    assert terminal._ends([entry], 4, resumed_at=0)[2] == "mean of steps 1-4"
+    assert terminal._ends([{"step": 2}, {"step": 4}], 4, resumed_at=3)[2] == "mean of steps 1-2 -> mean of steps 3-4"
+
+
 def test_a_summary_of_one_step_has_no_comparison_and_a_resumed_run_counts_its_own_seconds():
     lines = summed_up([], step=60, seconds=860, resumed_at=30)
     assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Every step changed the weights."

@@ -5,6 +5,7 @@
 import json
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -852,6 +853,30 @@ def test_partial_groups_are_given_up_once_their_first_completions_are_two_rollou
     sampler.start_rollout()
     batch = sampler.finish_rollout()
     assert (numbers(batch.given_up), numbers(batch.partial)) == ([0], [1])
+    assert batch.given_up[0].drop_reason == "stale"
+
+
+def test_partial_groups_that_no_later_rollout_may_complete_are_surplus_and_not_stale():
+    sampler = make(4, carries=False, screen=1)
+    let_wait(sampler, 1, staleness=0, num=1)
+    sampler.start_rollout()
+    (group,) = sampler.finish_rollout().given_up
+    assert group.drop_reason == "surplus"
+
+
+def test_a_budget_that_is_overdrawn_leaves_room_for_no_request():
+    """Of six requests that may wait, -4 completions in groups of 4 allow none: not six less one."""
+    selection = SimpleNamespace(
+        round_size=SimpleNamespace(acceptance=SimpleNamespace(most_prompts_for=lambda num: num)),
+        round_up_groups=lambda num: num,
+        group_multiple=1,
+    )
+    requests = [SimpleNamespace(may_wait=True)] * 6
+    for completions_left, expected in ((8, 2), (0, 0), (-4, 0), (-16, 0)):
+        sampler = SimpleNamespace(
+            selection=selection, num_missing=4, completions_left=completions_left, num_generations=4
+        )
+        assert len(Sampler._needed_of(sampler, requests)) == expected
 
 
 def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():

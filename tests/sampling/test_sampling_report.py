@@ -152,7 +152,7 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
         ),
         (
             ["unscored", "unscored", None],
-            "The task's reward functions return `None` or NaN for most completions: check their inputs. A higher "
+            "The reward functions that decide return `None` or NaN for most completions: check their inputs. A higher "
             "`dynamic_sampling_max_gen_batches` (3) does not help, since groups without scores are never accepted.",
             "train on what was accepted",
         ),

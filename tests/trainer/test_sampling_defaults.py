@@ -44,7 +44,8 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
         "rollout (`dynamic_sampling_max_gen_batches`). To sample less, surplus groups are carried to the next rollout "
         "(`dynamic_sampling_surplus`). While few groups are accepted, the pass-rate memory skips prompts that are "
         "likely to be dropped for a while (`dynamic_sampling_memory`) and the screen samples a few completions of a "
-        "prompt first (`dynamic_sampling_screen`). Set `dynamic_sampling_mode='paper'` to turn that off."
+        "prompt first (`dynamic_sampling_screen`). To turn these savings off, set "
+        "`dynamic_sampling_surplus='discard'`, `dynamic_sampling_memory=False` and `dynamic_sampling_screen='off'`."
     )
 
 

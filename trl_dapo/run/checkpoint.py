@@ -406,5 +406,6 @@ def warn_of_earlier_run(args: TrainingArguments) -> None:
         logger.warning(
             f"{checkpoint} is from an earlier run, but this run starts from the beginning. It will "
             f"{deletes if limit else ''}overwrite the earlier model. Set another `output_dir`, or continue the "
-            "earlier run with `resume_from_checkpoint=True`, which uses the checkpoint with the highest step."
+            "earlier run with `resume_from_checkpoint=True`. To continue this run later, name its checkpoint: `True` "
+            "takes the checkpoint with the highest step, which may be one of the earlier run."
         )

@@ -193,12 +193,13 @@ def count_empty_steps(log_history: Sequence[dict]) -> int:
     return empty
 
 
-def _ends(entries: Sequence[dict], last_step: int) -> tuple[list[dict], list[dict], str]:
+def _ends(entries: Sequence[dict], last_step: int, resumed_at: int = 0) -> tuple[list[dict], list[dict], str]:
     """
     Return the entries of the first and of the last tenth of the rollouts, and their steps in words.
 
     A tenth is used because a single rollout is mostly noise. An entry covers the steps after that of the previous
-    entry, up to its own `step`. The last entry covers all steps that are left.
+    entry, up to its own `step`. The last entry covers all steps that are left. If nothing is known of the steps before
+    a resume, the first entry begins after it.
     """
     num = math.ceil(len(entries) / 10)
     first, last = list(entries[:num]), list(entries[len(entries) - num :])
@@ -208,10 +209,11 @@ def _ends(entries: Sequence[dict], last_step: int) -> tuple[list[dict], list[dic
 
     if not entries:
         return first, last, ""
+    start = resumed_at if entries[0]["step"] > resumed_at else 0
     if len(entries) == 1:
-        steps = span(0, last_step)
+        steps = span(start, last_step)
         return first, last, f"mean of steps {steps}" if "-" in steps else f"step {steps}"
-    before, after = span(0, first[-1]["step"]), span(entries[-num - 1]["step"], last_step)
+    before, after = span(start, first[-1]["step"]), span(entries[-num - 1]["step"], last_step)
     if "-" in before + after:
         return first, last, f"mean of steps {before} -> mean of steps {after}"
     return first, last, f"step {before} -> step {after}"
@@ -325,7 +327,7 @@ def summarize(
     because = "" if why is None else f", because {why}"
     took = f"after {format_duration(seconds)}{since}"
     lines = [f"Ended:     step {step:,} of {max_steps:,}, {took}{because}. {changed}."]
-    first, last, steps = _ends(rollouts or _of_rollouts(log_history), step)
+    first, last, steps = _ends(rollouts or _of_rollouts(log_history), step, resumed_at)
     if totals is not None and totals.groups_sampled:
         accepted = _change(first, last, ACCEPTANCE, "{:.1%}".format)
         too_late = f", {num_groups_left:,} not trained because the run ended" if num_groups_left else ""

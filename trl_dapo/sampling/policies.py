@@ -26,7 +26,7 @@ SCREEN_SIZES = (2, 3, 4, 6, 8)  # numbers of first completions to choose from
 
 
 def largest_screen_size(num_generations: int) -> int:
-    """Return the largest number of first completions that is less than a whole group."""
+    """Return the largest of `SCREEN_SIZES` that is less than a whole group, or a whole group if there is none."""
     return max((size for size in SCREEN_SIZES if size < num_generations), default=num_generations)
 
 

@@ -21,10 +21,11 @@ ADVICE = {
     "all_wrong": "Most prompts are too hard for the model: use easier prompts, a larger `num_generations` or a longer "
     "`max_completion_length`, or check that the reward function recognizes correct completions.",
     "all_correct": "Most prompts are too easy for the model: use harder prompts or a larger `num_generations`.",
-    "constant": "In most groups all completions get the same reward: use a larger `num_generations`, or a reward "
-    "function with more distinct values.",
+    "constant": "In most groups all completions get the same reward. If all groups get the same value, nothing can be "
+    "learned: check the reward function. Otherwise use a larger `num_generations`, or a reward function with more "
+    "distinct values.",
     "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
-    "unscored": "The task's reward functions return `None` or NaN for most completions: check their inputs.",
+    "unscored": "The reward functions that decide return `None` or NaN for most completions: check their inputs.",
     "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
 }
 

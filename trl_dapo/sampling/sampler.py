@@ -199,7 +199,7 @@ class Sampler:
         may_wait = [request for request in requested_ahead if request.may_wait]
         most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
         num_needed = self.selection.round_up_groups(max(self.num_missing, most))
-        num = int(min(num_needed, self.completions_left // self.num_generations, len(may_wait)))
+        num = max(0, int(min(num_needed, self.completions_left // self.num_generations, len(may_wait))))
         return may_wait[: num - num % self.selection.group_multiple]
 
     def _new_requests(self) -> list[GenerationRequest]:
@@ -258,7 +258,7 @@ class Sampler:
         queue.take_batch(self.target)
 
         def staying(groups: list[PromptGroup], most: int) -> list[PromptGroup]:
-            """Return up to `most` groups that may wait for the next rollout, because they are fresh enough for it."""
+            """Return up to `most` groups that are fresh enough for the next rollout. None if nothing is carried."""
             fresh = [group for group in groups if group.staleness(rollout.number) < MAX_STALENESS]
             return fresh[:most] if self.carries else []
 
@@ -271,7 +271,8 @@ class Sampler:
         discarded = [group for group in untrained if group not in staying_groups]
         given_up = [group for group in partial if group not in staying_groups]
         queue.drop(discarded, "surplus")
-        queue.drop(given_up, "stale")
+        for group in given_up:
+            queue.drop([group], "stale" if group.staleness(rollout.number) >= MAX_STALENESS else "surplus")
         for group in queue.held:
             group.extra_logs = {}  # these may be of any type, and a checkpoint could not store them
         batch = Batch(train, fill, carried, discarded, kept, given_up)

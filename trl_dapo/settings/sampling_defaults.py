@@ -123,10 +123,12 @@ class SamplingChoice:
                 return ""
             return f"Dynamic sampling is off, so these settings have no effect: {', '.join(self.idle)}."
         parts = [self._describe_filling()]
-        always, if_few = [], []
+        always, if_few, off = [], [], []
         for name, saving in SAVINGS.items():
             value = getattr(settings, name)
             described = f"{saving.description} (`{name}`)"
+            if value != saving.paper:
+                off.append(f"`{name}={saving.paper!r}`")
             if value == "auto":
                 if_few.append(described)
             elif value != saving.paper:
@@ -135,8 +137,8 @@ class SamplingChoice:
             parts.append(f"To sample less, {_listed(always)}.")
         if if_few:
             parts.append(f"While few groups are accepted, {_listed(if_few)}.")
-        if always or if_few:
-            parts.append("Set `dynamic_sampling_mode='paper'` to turn that off.")
+        if off:
+            parts.append(f"To turn {'this' if len(off) == 1 else 'these savings'} off, set {_listed(off)}.")
         if settings.dynamic_sampling_mode == "paper":
             parts.append("As in the paper, surplus is discarded and every group is sampled whole.")
         parts.append(self.known)

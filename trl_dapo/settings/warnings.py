@@ -38,8 +38,8 @@ def describe_cut_off(settings: Any, ratio: float) -> str | None:
     parts = []
     if ratio >= HALF_CUT_OFF:
         parts.append(
-            f"`max_completion_length={longest}` is too short: it cuts off {ratio:.1%} of the completions, most of "
-            "them before their final answer. Raise it."
+            f"`max_completion_length={longest}` cuts off {ratio:.1%} of the completions. If their answers come last, "
+            "these are lost: raise it."
         )
     else:
         parts.append(
