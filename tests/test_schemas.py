@@ -61,7 +61,9 @@ def test_a_row_of_each_schema_has_its_gold_answer_or_is_refused_by_its_place(nam
     for place, message in bad[:1]:
         # The first one is named with its fault, and all are counted.
         places = ", ".join(place for place, _ in bad)
-        with pytest.raises(ValueError, match=rf"{place} \(.*{re.escape(message)}.* {len(bad)} of .*\({places}\)"):
+        with pytest.raises(
+            ValueError, match=rf"{place}, read with .*{re.escape(message)}.* {len(bad)} of .*\({places}\)"
+        ):
             load_math_dataset(SCHEMAS / name, prompt_style="as_is")
     if not golds:
         return

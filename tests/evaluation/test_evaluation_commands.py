@@ -193,7 +193,7 @@ def test_the_error_for_a_file_that_is_not_a_summary_names_it(tmp_path):
     (tmp_path / "completions.jsonl").touch()
     with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. The evaluation has not ended"):
         compare(tmp_path, tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`.$"):
+    with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`. Name the `output_dir` of an eval"):
         compare(tmp_path / "nothing.json", tmp_path)
     unreadable = ("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "is not the summary of an evaluation")
     for content, message in unreadable:
