@@ -865,7 +865,7 @@ def test_partial_groups_that_no_later_rollout_may_complete_are_surplus_and_not_s
 
 
 def test_a_budget_that_is_overdrawn_leaves_room_for_no_request():
-    """Of six requests that may wait, -4 completions in groups of 4 allow none: not six less one."""
+    """Six requests may wait. A budget of -4 completions in groups of 4 allows none of them, not six less one."""
     selection = SimpleNamespace(
         round_size=SimpleNamespace(acceptance=SimpleNamespace(most_prompts_for=lambda num: num)),
         round_up_groups=lambda num: num,
