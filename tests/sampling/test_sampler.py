@@ -1078,13 +1078,19 @@ def test_a_prompt_that_one_policy_skips_is_not_put_to_the_next():
     assert len(sampler.skipped) == 3  # prompts 0, 1 and 2, each of them once
 
 
-def test_the_seconds_of_refills_leave_out_what_counts_as_the_first_round(monkeypatch):
-    """Two rounds requested by an earlier rollout count as one, the first. A third one, of two groups, took 4 s."""
+def in_second_rollout(monkeypatch):
+    """Return a sampler at the start of its second rollout, for which the first one has requested."""
     sampler = two_ahead(monkeypatch)
     sampler.request_ahead()
     play_requests(sampler, [YES] * 4)
     end_rollout(sampler)
     sampler.start_rollout(1)
+    return sampler
+
+
+def test_the_seconds_of_refills_leave_out_what_counts_as_the_first_round(monkeypatch):
+    """Two rounds requested by an earlier rollout count as one, the first. A third one, of two groups, took 4 s."""
+    sampler = in_second_rollout(monkeypatch)
     play_requests(sampler, [NO] * 4)
     play_requests(sampler, [YES, YES, NO, NO])
     sampler.request_ahead()
@@ -1096,11 +1102,7 @@ def test_the_seconds_of_refills_leave_out_what_counts_as_the_first_round(monkeyp
 
 
 def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
-    sampler = two_ahead(monkeypatch)
-    sampler.request_ahead()
-    play_requests(sampler, [YES] * 4)
-    end_rollout(sampler)
-    sampler.start_rollout(1)
+    sampler = in_second_rollout(monkeypatch)
     sampler.request_ahead()
     assert play_requests(sampler, [NO] * 4) == ["4", "5", "6", "7"]
     assert play_requests(sampler, [YES, YES, NO, NO]) == ["8", "9", "10", "11"]  # no more than were missing each time
