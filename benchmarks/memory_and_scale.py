@@ -93,8 +93,8 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
             requests = sampler.next_requests()
     with clock(spent):
         batch = sampler.finish_rollout()
-        rows = rows_of_batch(batch.train, batch.fill, G, torch.device("cpu"))
-        in_batch(lambda group: group.rewards, [*batch.train, *batch.fill], G)
+        rows = rows_of_batch(batch.train, batch.fillers, G, torch.device("cpu"))
+        in_batch(lambda group: group.rewards, [*batch.train, *batch.fillers], G)
         for column in as_generated(rows)[:5]:
             for _ in column or ():
                 pass

@@ -539,8 +539,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
 
     def _keep_old_logps(self, sampler: Sampler) -> None:
         """Store the present policy's log-probabilities of completions kept for later rollouts. Collective."""
-        waiting = sorted(sampler.queue.held, key=lambda group: (-group.num_received, group.number))
-        rows = [row for group in waiting for _, row in sorted(group.rows.items()) if row.old_logps is None]
+        groups = sorted(sampler.queue.held, key=lambda group: (-group.num_received, group.number))
+        rows = [row for group in groups for _, row in sorted(group.rows.items()) if row.old_logps is None]
         # Processes that share weights must make the same passes, so each gets equally many rows.
         most = max(gather_object([len(rows)]))
         if most == 0:
@@ -552,10 +552,10 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
 
     def _build_training_batch(self, sampler: Sampler, batch: Batch) -> dict:
         """Return TRL's rollout batch for the groups that train and those that fill it, as if sampled together now."""
-        groups, G = [*batch.train, *batch.fill], self.num_generations
+        groups, G = [*batch.train, *batch.fillers], self.num_generations
         num_train = len(batch.train) * G
         device, number = self.accelerator.device, sampler.rollout.number
-        rows = rows_of_batch(batch.train, batch.fill, G, device)
+        rows = rows_of_batch(batch.train, batch.fillers, G, device)
         given = torch.stack(in_batch(lambda group: group.rewards, groups, G))
         rewards = given.clone()
         rewards[num_train:] = torch.nan  # TRL leaves NaN rewards out of every mean
@@ -563,7 +563,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         for name in dict.fromkeys(name for group in groups for name in group.extra_logs):
             values = in_batch(partial(_logged, name), groups, G)
             self._pending_extra_logs[name] = values[mine]
-        outcomes = ["trained"] * len(batch.train) + [_outcome_of_filler(group) for group in batch.fill]
+        outcomes = ["trained"] * len(batch.train) + [_outcome_of_filler(group) for group in batch.fillers]
         self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
         inputs = [{"prompt": row.prompt, "environment": row.environment} for row in rows]
         with self._replaying(rows, rewards.to(device)) as self._replay_metrics:

@@ -47,7 +47,7 @@ class ScreenWeighted(DAPO):
         raw = [self._weight_of(group) for group in batch.train]
         self._append_metrics({"weights/share_effective": share_effective(raw), "weights/largest": max(raw)})
         weights = normalized(raw, [sum(group.lengths) for group in batch.train])
-        weights += [1.0] * len(batch.fill)  # which have no advantage
+        weights += [1.0] * len(batch.fillers)  # which have no advantage
         weights_B = torch.tensor(weights).repeat_interleave(self.num_generations)
         mine = local_slice(len(weights_B), self.accelerator.process_index, self.accelerator.num_processes)
         rollouts["advantages"] = rollouts["advantages"] * weights_B[mine].to(rollouts["advantages"])

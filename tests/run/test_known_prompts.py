@@ -57,8 +57,8 @@ def test_pass_rates_of_an_evaluation_count_half(tmp_path):
     made = sampler(Dataset.from_list([*ROWS, ROWS[0]]))  # where the first stands twice, it is learnt once
     folder = evaluation(tmp_path, [asked(ROWS[0], 2), asked(ROWS[1], 0), asked(ROWS[2], 0, source="other")])
     assert load_pass_rates(folder, made) == f"The pass rates of 2 of 4 prompts are known from `{folder}`."
-    first, second, third = map(memory_of(made).pass_rate, names(made)[:3])
-    prior = memory_of(made).population.pass_rate()
+    first, second, third = map(memory_of(made).pass_rate_distribution, names(made)[:3])
+    prior = memory_of(made).population.pass_rate_distribution()
     assert third == prior  # of another source, and so not asked
     assert first == pytest.approx((prior[0] + 2 / 2, prior[1] + 6 / 2))
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))

@@ -166,7 +166,7 @@ class Skipping(SelectionPolicy):
         self.beta, self.saving = (correct, wrong), saving
         self.skipped = []
 
-    def pass_rate(self, name):
+    def pass_rate_distribution(self, name):
         return self.beta
 
     def expected_saving(self, num_generations):
@@ -184,8 +184,8 @@ class Group:
 
     def __init__(self, num_received, num_generations=4):
         self.name, self.num_received, self.num_generations = "a", num_received, num_generations
-        self.num_missing = num_generations - num_received
-        self.is_whole = self.num_missing == 0
+        self.num_completions_missing = num_generations - num_received
+        self.is_whole = self.num_completions_missing == 0
 
 
 def test_whole_groups_count_as_accepted_or_not():

@@ -114,11 +114,11 @@ def test_looks_that_come_late_count_for_all_the_passes_before():
 def test_earlier_looks_count_half_at_a_new_one_and_the_rest_of_a_group_is_no_new_one():
     memory = PromptMemory()
     memory.update("a", 0, 1, step=0)
-    assert memory.pass_rate("a") == pytest.approx((1, 2))
+    assert memory.pass_rate_distribution("a") == pytest.approx((1, 2))
     memory.update("a", 0, 1, step=1)
-    assert memory.pass_rate("a") == pytest.approx((1, 1 + 0.5 + 1))
+    assert memory.pass_rate_distribution("a") == pytest.approx((1, 1 + 0.5 + 1))
     memory.update("a", 1, 1, step=1, is_rest=True)
-    assert memory.pass_rate("a") == pytest.approx((2, 2.5))
+    assert memory.pass_rate_distribution("a") == pytest.approx((2, 2.5))
 
 
 def test_a_surprise_is_how_much_better_half_the_evidence_would_have_foretold_a_look():
@@ -146,11 +146,11 @@ def test_where_looks_surprise_all_that_is_known_counts_half():
     memory.update("wrong", 0, 1, step=0)
     for i in range(54):
         memory.update(str(i), 1, 1, step=1)
-    assert memory.pass_rate("wrong") == pytest.approx((1, 2))
+    assert memory.pass_rate_distribution("wrong") == pytest.approx((1, 2))
     memory.update("54", 1, 1, step=1)
-    assert memory.pass_rate("wrong") == pytest.approx((1, 1.5))
+    assert memory.pass_rate_distribution("wrong") == pytest.approx((1, 1.5))
     # the observation that revealed it has its full weight
-    assert memory.pass_rate("54") == pytest.approx((1 + 1, 1 + 0.5 / 2))
+    assert memory.pass_rate_distribution("54") == pytest.approx((1 + 1, 1 + 0.5 / 2))
     assert memory.state_dict()["surprise"] == 0
 
 

@@ -421,9 +421,13 @@ class Run:
             group = request.group
             assert group.state is GroupState.IN_FLIGHT
             assert group.request is request
-            assert 0 < request.num_completions <= group.num_missing, "A request is empty, or for more than is missing."
+            assert 0 < request.num_completions <= group.num_completions_missing, (
+                "A request is empty, or for more than is missing."
+            )
             assert request.num_completions > 1 or not request.is_first, "One completion has nothing to differ from."
-            assert request.is_first or request.num_completions == group.num_missing, "The rest of a group is whole."
+            assert request.is_first or request.num_completions == group.num_completions_missing, (
+                "The rest of a group is whole."
+            )
         return requests
 
     def sample_round(self, requests: list[list[GenerationRequest]], event: RolloutEvent) -> None:
@@ -609,7 +613,7 @@ class Run:
             assert len(trained) == len(batch.train), "A group is in a batch twice."
         assert [group.number for group in trained] == accepted[: config.target], "Not the oldest groups train."
         # A batch is full, or there was no budget left.
-        assert len(batch.train) + len(batch.fill) == config.target, "A batch has not as many groups as it must."
+        assert len(batch.train) + len(batch.fillers) == config.target, "A batch has not as many groups as it must."
         if num_missing:
             assert gave_up or left < sampler.selection.smallest_round, "A batch is not full, and there is budget left."
         elif config.mode != "mask":
@@ -650,11 +654,11 @@ class Run:
 
     def _check_rows_of_batch(self, batches: list[Batch]) -> None:
         G = self.config.num_generations
-        groups, num_train = [*batches[0].train, *batches[0].fill], len(batches[0].train) * G
+        groups, num_train = [*batches[0].train, *batches[0].fillers], len(batches[0].train) * G
         expected = [self.book.ids[group.number, i % group.num_received] for group in groups for i in range(G)]
 
         def rows_of(rank: int) -> list[Row]:
-            return rows_of_batch(batches[rank].train, batches[rank].fill, G, CPU)
+            return rows_of_batch(batches[rank].train, batches[rank].fillers, G, CPU)
 
         shares = self.network.on_every_rank(rows_of, "rows_of_batch")
         assert len({len(share) for share in shares}) == 1, "Processes train on different numbers of rows."

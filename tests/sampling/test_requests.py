@@ -116,7 +116,7 @@ def test_a_population_that_is_looked_at_again_forgets_by_rounds():
     population = Population()
     for _ in range(98):
         population.update(0, 4)
-    mean = lambda: population.pass_rate()[0] / sum(population.pass_rate())  # noqa: E731
+    mean = lambda: population.pass_rate_distribution()[0] / sum(population.pass_rate_distribution())  # noqa: E731
     assert mean() == pytest.approx(1 / 100)  # two observations of 1/2 each, and 98 of 0
     population.fade(0.5)
     assert mean() == pytest.approx(1 / 51)

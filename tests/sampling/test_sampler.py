@@ -187,7 +187,7 @@ def test_groups_are_counted_over_the_rounds():
     batch = sampler.finish_rollout()
     assert numbers(batch.train) == [0, 3, 4]
     assert [group.round.number for group in batch.train] == [1, 2, 2]
-    assert sampler.totals == Totals(groups_sampled=6, groups_trained=3, tokens_generated=0, empty_rollouts=0)
+    assert sampler.totals == Totals(groups_sampled=6, groups_trained=3, tokens_generated=0, empty_rollouts_in_a_row=0)
     assert (sampler.rollout.num_rounds, sampler.rollout.num_groups, sampler.rollout.shortfall) == (2, 6, 0)
     assert sampler.rollout.drop_reasons == {"all_wrong": 1, "masked": 1}
     assert sampler.next_requests() == []
@@ -209,9 +209,9 @@ def test_the_limit_counts_batches_and_not_one_more_and_the_last_round_counts_too
     assert len(sampler.next_requests()) == 1
     play(sampler, [NO])
     assert sampler.next_requests() == []
-    assert (sampler.finish_rollout().train, sampler.num_short_rollouts) == ([], 1)
+    assert (sampler.finish_rollout().train, sampler.short_rollouts_in_a_row) == ([], 1)
     play(other, [YES])
-    assert (numbers(other.finish_rollout().train), other.num_short_rollouts) == ([1], 0)
+    assert (numbers(other.finish_rollout().train), other.short_rollouts_in_a_row) == ([1], 0)
 
 
 def test_what_was_accepted_before_the_limit_still_trains():
@@ -371,7 +371,7 @@ def test_rollouts_that_fell_short_are_counted_until_one_is_full(options, rollout
     for reasons, expected in rollouts:
         sampler.start_rollout()
         play(sampler, reasons).finish_rollout()
-        assert sampler.num_short_rollouts == expected
+        assert sampler.short_rollouts_in_a_row == expected
 
 
 def told_of_passes(sampler, rounds):
@@ -623,7 +623,8 @@ def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
 
 def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
     sampler = play(new(4, max_gen_batches=1.0), [YES, NO, NO, NO])  # 8 completions of 8
-    assert (sampler.next_requests(), len(sampler.finish_rollout().train), sampler.num_short_rollouts) == ([], 1, 1)
+    assert sampler.next_requests() == []
+    assert (len(sampler.finish_rollout().train), sampler.short_rollouts_in_a_row) == (1, 1)
     sampler = play(new(4, max_gen_batches=1.5), [NO] * 4)
     assert len(sampler.next_requests()) == 2  # 4 completions are left
     assert play(sampler, [NO] * 2).next_requests() == []  # no group was accepted, but the limit holds all the same
@@ -683,7 +684,7 @@ def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
     """
 
     class Knows(PromptMemory):
-        def pass_rate(self, prompt_id):
+        def pass_rate_distribution(self, prompt_id):
             return (1e-3, 1e-3) if prompt_id is None or prompt_id[-1] in is_few else (500, 500)
 
         def expected_acceptance(self, prompt_id, num_generations):

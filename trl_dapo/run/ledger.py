@@ -99,8 +99,8 @@ class Ledger(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Add the partial groups that are left, as groups of the next rollout. A resumed run removes these rows."""
         self._texts = {}
-        waiting = Batch([], [], [], given_up=self._sampler.queue.partial)
-        self.end_rollout(self._sampler.next_rollout(), waiting, state.global_step - 1)
+        unfinished = Batch([], [], [], given_up=self._sampler.queue.partial)
+        self.end_rollout(self._sampler.next_rollout(), unfinished, state.global_step - 1)
 
     def end_rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
         """Add the groups that a rollout decided on or gave up."""

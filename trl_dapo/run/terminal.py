@@ -77,7 +77,7 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
             bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
             num_passes = sampler.new_passes_without_group()
             # After an empty rollout, its own warning has said the same.
-            if num_passes and not sampler.totals.empty_rollouts and PartialState().is_main_process:
+            if num_passes and not sampler.totals.empty_rollouts_in_a_row and PartialState().is_main_process:
                 passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
                 message = f"No group was accepted in {passes} over the training dataset."
                 logger.warning(f"{message} {advise(rollout)}".rstrip())
@@ -87,7 +87,7 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
 
 def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_names: Sequence[str]) -> None:
     """Stop or warn if the limit was reached before the batch was full, or if a reward function scored nothing."""
-    num_short, rollout, is_main = sampler.num_short_rollouts, sampler.rollout, PartialState().is_main_process
+    num_short, rollout, is_main = sampler.short_rollouts_in_a_row, sampler.rollout, PartialState().is_main_process
     unscored = describe_unscored(rollout, reward_names) if rollout.number == 0 else None
     if unscored is not None and is_main:
         logger.warning(unscored)
@@ -98,7 +98,7 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
     # A cause is named once: a reward that scores nothing was warned of above, and five empty rollouts in a row have
     # the cause of the first one. When they stop the run, it says so again, with advice.
     is_first = num_short > 0 and sampler.totals.short_rollouts == 1 and unscored is None
-    is_lasting = num_short == 5 and sampler.totals.empty_rollouts < 5
+    is_lasting = num_short == 5 and sampler.totals.empty_rollouts_in_a_row < 5
     if (is_first or is_lasting) and is_main:
         logger.warning(describe_shortfall(rollout, limit, num_short, len(batch.train)))
 

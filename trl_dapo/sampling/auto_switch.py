@@ -94,9 +94,9 @@ class AutoSwitch(SelectionPolicy):
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
         """Return the probability that the rest of a group would differ from its first completions, which are equal."""
-        known = (policy.pass_rate(group.name) for policy in self._all_policies)
-        correct, incorrect = next(pass_rate for pass_rate in known if pass_rate is not None)
-        num_rest = group.num_missing
+        known = (policy.pass_rate_distribution(group.name) for policy in self._all_policies)
+        correct, incorrect = next(distribution for distribution in known if distribution is not None)
+        num_rest = group.num_completions_missing
         num_rest_correct = num_rest if num_correct else 0
         stays_equal = log_likelihood(
             num_rest_correct, num_rest - num_rest_correct, correct + num_correct, incorrect + num_scored - num_correct

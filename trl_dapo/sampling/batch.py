@@ -13,7 +13,7 @@ class Batch(NamedTuple):
     """A rollout batch, and the other groups of the rollout by what happens to them."""
 
     train: list[PromptGroup]  # oldest first; in mode "replace" a group may appear several times
-    fill: list[PromptGroup]  # placed after the groups that train; they have no weight in the loss
+    fillers: list[PromptGroup]  # placed after the groups that train; they have no weight in the loss
     carried_to_next: list[PromptGroup]  # accepted groups that train in the next rollout
     discarded: Sequence[PromptGroup] = ()  # accepted groups that do not train, now or later
     partial: Sequence[PromptGroup] = ()  # partial groups whose rest the next rollout may request

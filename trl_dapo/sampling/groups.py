@@ -117,7 +117,7 @@ class PromptGroup:
         return len(self.ranks)
 
     @property
-    def num_missing(self) -> int:
+    def num_completions_missing(self) -> int:
         """Number of completions that it lacks to be whole."""
         return self.num_generations - self.num_received
 

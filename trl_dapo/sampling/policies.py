@@ -40,7 +40,7 @@ class Decisions(NamedTuple):
     # rewards say which completions are correct.
     counts: Sequence[tuple[int, int]] | None = None
     step: int = 0  # optimizer steps so far
-    predicted_acceptance: float | None = None  # number of these groups that were predicted to be accepted
+    num_predicted: float | None = None  # how many of these groups were predicted to be accepted
 
     @property
     def num_completions(self) -> int:
@@ -92,7 +92,7 @@ class SelectionPolicy:
     def observe(self, decisions: Decisions) -> None:
         """Learn from decisions on groups."""
 
-    def pass_rate(self, name: str | None) -> tuple[float, float] | None:
+    def pass_rate_distribution(self, name: str | None) -> tuple[float, float] | None:
         """
         Return the two parameters of the Beta distribution of a prompt's pass rate, or of the pass rates of all prompts
         if `name` is `None`. Return `None` if it is unknown.

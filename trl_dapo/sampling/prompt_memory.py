@@ -68,7 +68,7 @@ class Population:
         """Reduce the weight of all observations so far."""
         self._sums = {name: start + by * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
-    def pass_rate(self) -> tuple[float, float]:
+    def pass_rate_distribution(self) -> tuple[float, float]:
         """Return the parameters of the Beta distribution with the estimated first two moments, for any prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
@@ -153,7 +153,7 @@ class PromptMemory(SelectionPolicy):
 
     def expected_saving(self, num_generations: int) -> float:
         """Return the factor by which the acceptance rate is expected to rise once every prompt was observed once."""
-        correct, incorrect = self.population.pass_rate()
+        correct, incorrect = self.population.pass_rate_distribution()
         unseen = expected_acceptance(correct, incorrect, num_generations)
         num_visits, num_accepted = 0.0, 0.0  # expected values per prompt and pass
         for num_correct in range(num_generations + 1):
@@ -177,15 +177,15 @@ class PromptMemory(SelectionPolicy):
 
     def expected_acceptance(self, prompt_id: str, num_generations: int) -> float:
         """Return the probability that a new group of this prompt is accepted."""
-        return expected_acceptance(*self.pass_rate(prompt_id), num_generations)
+        return expected_acceptance(*self.pass_rate_distribution(prompt_id), num_generations)
 
     def draw_skip(self, prompt_id: str, num_generations: int, may_skip: bool = True) -> bool:
         """Draw whether to skip this prompt now. Processes that make the same calls in the same order get the same."""
         record = self._records.get(prompt_id)
         if record is None:
             return False
-        unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
-        correct, incorrect = self.pass_rate(prompt_id)
+        unseen = expected_acceptance(*self.population.pass_rate_distribution(), num_generations)
+        correct, incorrect = self.pass_rate_distribution(prompt_id)
         acceptance = expected_acceptance(correct, incorrect, num_generations)
         visits_per_pass = self._visits_per_pass(acceptance, unseen)
         # The wait until the next visit is uniform over 1, 2, ... 2 / visits_per_pass - 1 passes. So the prompt is
@@ -246,11 +246,11 @@ class PromptMemory(SelectionPolicy):
         return self.KEPT ** (self._num_halvings - record.num_halvings)
 
     def _posterior(self, record: _Record, by: float = 1.0) -> tuple[float, float]:
-        correct, incorrect = self.population.pass_rate()
+        correct, incorrect = self.population.pass_rate_distribution()
         by *= self._fade(record)
         return correct + by * record.evidence_correct, incorrect + by * record.evidence_incorrect
 
-    def pass_rate(self, prompt_id: str | None) -> tuple[float, float]:
+    def pass_rate_distribution(self, prompt_id: str | None) -> tuple[float, float]:
         """Return the Beta parameters of a prompt's pass rate. `None` stands for a prompt that was never observed."""
         return self._posterior(self._records.get(prompt_id or "") or _Record())
 

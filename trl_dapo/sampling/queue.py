@@ -153,8 +153,8 @@ class GroupQueue:
     @property
     def oldest_in_flight(self) -> tuple[int, int] | None:
         """The stream position of the oldest group without completions."""
-        waiting = [request.group for request in self.in_flight if request.is_first] + self.drawn
-        return min((group.stream_position for group in waiting), default=None)
+        unsampled = [request.group for request in self.in_flight if request.is_first] + self.drawn
+        return min((group.stream_position for group in unsampled), default=None)
 
     # ---- Checkpoints ----
 

@@ -99,7 +99,7 @@ class Totals:
     groups_trained: int = 0
     tokens_generated: int = 0
     short_rollouts: int = 0  # rollouts whose batch was not full
-    empty_rollouts: int = 0  # rollouts in a row that had no group to train on
+    empty_rollouts_in_a_row: int = 0  # that had no group to train on
 
     def add(self, rollout: Rollout, batch: Batch, fell_short: bool) -> None:
         """Add a finished rollout."""
@@ -108,4 +108,4 @@ class Totals:
         self.groups_sampled += rollout.num_groups
         self.groups_trained += len(batch.train)
         self.tokens_generated += rollout.num_tokens
-        self.empty_rollouts = 0 if batch.train else self.empty_rollouts + 1
+        self.empty_rollouts_in_a_row = 0 if batch.train else self.empty_rollouts_in_a_row + 1

@@ -178,8 +178,8 @@ class RoundSize(SelectionPolicy):
         if not decisions.are_whole:
             num_accepted *= self.partial_acceptance_rate
         self.acceptance.update(num_accepted, num_groups)
-        if decisions.predicted_acceptance is not None:
-            self.predicted.update(decisions.predicted_acceptance, num_groups)
+        if decisions.num_predicted is not None:
+            self.predicted.update(decisions.num_predicted, num_groups)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -110,12 +110,12 @@ class Sampler:
         self.rollout = Rollout(target)
         self.totals = Totals()
         self.num_rollouts = 0
-        self.num_short_rollouts = 0  # in a row
+        self.short_rollouts_in_a_row = 0  # whose batch was not full
         self.sources: list[str] = []
         self.unanswered: set[int] = set()  # numbers of the groups in flight whose completions were lost
         self._is_open = False  # whether a rollout is under way
         self._passes_at_last_group = stream.passes_taken  # passes when a group was last accepted
-        self._num_passes_warned_of = 0
+        self._passes_without_group = 0
 
     # ---- One rollout ----
 
@@ -254,7 +254,7 @@ class Sampler:
             )
         # In mode "mask" one round is all that a rollout samples, however many groups are accepted.
         fell_short = not train if self.mode == "mask" else self.num_missing > 0
-        self.num_short_rollouts = self.num_short_rollouts + 1 if fell_short else 0
+        self.short_rollouts_in_a_row = self.short_rollouts_in_a_row + 1 if fell_short else 0
         queue.take_batch(self.target)
 
         def staying(groups: list[PromptGroup], most: int) -> list[PromptGroup]:
@@ -354,7 +354,7 @@ class Sampler:
     @property
     def skipped(self) -> list[float]:
         """Expected pass rates of the prompts that were skipped since the rollout began."""
-        skipped = [pass_rate for policy in self.selection.policies for pass_rate in policy.skipped]
+        skipped = [parameters for policy in self.selection.policies for parameters in policy.skipped]
         return [correct / (correct + incorrect) for correct, incorrect in skipped]
 
     def new_passes_without_group(self) -> int:
@@ -364,8 +364,8 @@ class Sampler:
         """
         num_passes = int(self.stream.passes_taken - self._passes_at_last_group)
         # Warn after 1, 2, 4, 8, ... passes: a warning for each pass over a small dataset would bury all other lines.
-        has_doubled = num_passes.bit_length() > self._num_passes_warned_of.bit_length()
-        self._num_passes_warned_of = num_passes
+        has_doubled = num_passes.bit_length() > self._passes_without_group.bit_length()
+        self._passes_without_group = num_passes
         return num_passes if has_doubled else 0
 
     # ---- Checkpoints ----
@@ -384,7 +384,7 @@ class Sampler:
             "policies": {type(policy).__name__: policy.state_dict() for policy in self.selection.policies},
             "num_rollouts": self.num_rollouts,
             "sources": self.sources,
-            "num_short_rollouts": self.num_short_rollouts,
+            "short_rollouts_in_a_row": self.short_rollouts_in_a_row,
             "totals": asdict(self.totals),
             "passes_at_last_group": self._passes_at_last_group,
         }
@@ -403,16 +403,17 @@ class Sampler:
             self.stream.begin()
             theirs, own = state["header"], self.stream.order()
             differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
-        keeps_groups = queue is not None and not differs  # waiting groups do not fit a run with other settings
+        # Groups of a run with other settings do not fit this one.
+        keeps_groups = queue is not None and not differs
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
             self._passes_at_last_group = self.stream.passes_taken
         else:
             self.stream.load_state_dict(state["stream" if keeps_groups else "stream_before_requests"])
             self._passes_at_last_group = state["passes_at_last_group"]
-        self._num_passes_warned_of = int(self.stream.passes_taken - self._passes_at_last_group)
+        self._passes_without_group = int(self.stream.passes_taken - self._passes_at_last_group)
         self.selection.round_size.load_state_dict(state["round_size"])
-        self.num_rollouts, self.num_short_rollouts = state["num_rollouts"], state["num_short_rollouts"]
+        self.num_rollouts, self.short_rollouts_in_a_row = state["num_rollouts"], state["short_rollouts_in_a_row"]
         self.sources, self.totals = list(state["sources"]), Totals(**state["totals"])
         for policy in self.selection.policies:
             if type(policy).__name__ in state["policies"]:

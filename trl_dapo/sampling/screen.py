@@ -49,10 +49,12 @@ class Screen(SelectionPolicy):
     def screen_size(self, name: str | None, num_generations: int) -> int:
         if isinstance(self.setting, int):
             return self.setting
-        return cheapest_screen_size(*self.pass_rate(name), num_generations)
+        return cheapest_screen_size(*self.pass_rate_distribution(name), num_generations)
 
-    def pass_rate(self, name: str | None) -> tuple[float, float]:
-        return self.population.pass_rate() if self._memory is None else self._memory.pass_rate(name)
+    def pass_rate_distribution(self, name: str | None) -> tuple[float, float]:
+        if self._memory is None:
+            return self.population.pass_rate_distribution()
+        return self._memory.pass_rate_distribution(name)
 
     def max_screen_size(self, num_generations: int) -> int:
         return self.setting if isinstance(self.setting, int) else largest_screen_size(num_generations)
@@ -66,13 +68,13 @@ class Screen(SelectionPolicy):
 
     def expected_saving(self, num_generations: int) -> float:
         """Return the ratio of completions per accepted group without screening to that with screening."""
-        correct, incorrect = self.population.pass_rate()
+        correct, incorrect = self.population.pass_rate_distribution()
         size = cheapest_screen_size(correct, incorrect, num_generations)
         whole = expected_cost(correct, incorrect, num_generations, num_generations)
         return whole / expected_cost(correct, incorrect, size, num_generations)
 
     def describe_on(self, num_generations: int) -> str:
-        size = cheapest_screen_size(*self.population.pass_rate(), num_generations)
+        size = cheapest_screen_size(*self.population.pass_rate_distribution(), num_generations)
         return f"{size} completions of a prompt are sampled first, and the rest if their rewards differ,"
 
     def describe_off(self) -> str:

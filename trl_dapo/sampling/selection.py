@@ -136,7 +136,7 @@ class Selection:
             known = [probability for probability in predicted if probability is not None]
             if known:
                 num_predicted = sum(known) * (len(predicted) / len(known))  # unknown ones count as the mean
-                decisions = decisions._replace(predicted_acceptance=num_predicted)
+                decisions = decisions._replace(num_predicted=num_predicted)
         for policy in (self.round_size, *self.policies):
             policy.observe(decisions)
 
@@ -178,16 +178,17 @@ class Selection:
         Return the requests of a round for a batch that lacks `num_missing` groups: at most `completions_left`
         completions.
         """
-        waiting = self.queue.drawn  # a draw removes groups from this list, so that a later one does not get them again
+        # A draw removes groups from this list, so that a later draw does not get them again.
+        drawn_before = self.queue.drawn
         is_split = self.splits_groups or bool(self.queue.partial)
         rests = self._rests(num_missing, completions_left)
         completions_left -= num_completions_of(rests)
-        requests = rests + self._first_requests(num_missing, rests, completions_left, is_split, waiting)
+        requests = rests + self._first_requests(num_missing, rests, completions_left, is_split, drawn_before)
         if not is_split:
             return requests  # only whole groups, in a number that the processes can share equally
         if self._most_groups is not None:
             requests = shrink_to_fit(requests, self._most_groups * self.num_generations)
-        return extend_to_equal_shares(requests, self.num_ranks, _Draw(self, waiting).take)
+        return extend_to_equal_shares(requests, self.num_ranks, _Draw(self, drawn_before).take)
 
     def _rests(self, num_missing: int, completions_left: float) -> list[GenerationRequest]:
         """Return requests for the rest of partial groups, of as many as a batch needs."""
@@ -205,7 +206,7 @@ class Selection:
         rests: list[GenerationRequest],
         completions_left: float,
         is_split: bool,
-        waiting: list[PromptGroup],
+        drawn_before: list[PromptGroup],
     ) -> list[GenerationRequest]:
         """Return the first requests for further groups, if the rests are not enough and the limit allows more."""
         num_new = max(math.ceil(num_missing - len(rests) * self.round_size.partial_acceptance_rate), 0)
@@ -229,7 +230,7 @@ class Selection:
             num_groups = min(num_groups, self._most_groups)
         draw = _Draw(
             self,
-            waiting,
+            drawn_before,
             completions_left=completions_left,
             engine_room=self._engine_room_after(rests) if is_split else math.inf,
             min_groups=num_wanted,
@@ -282,7 +283,7 @@ class _Draw:
     Args:
         selection ([`Selection`]):
             Selection whose policies choose prompts and whose stream is drawn from.
-        waiting (`list[PromptGroup]`):
+        drawn_before (`list[PromptGroup]`):
             Groups that were drawn before and never sampled. They come first, and are removed from the list.
         completions_left (`float`):
             Number of completions that may still be requested.
@@ -303,7 +304,7 @@ class _Draw:
     def __init__(
         self,
         selection: Selection,
-        waiting: list[PromptGroup],
+        drawn_before: list[PromptGroup],
         *,
         completions_left: float = math.inf,
         engine_room: float = math.inf,
@@ -313,7 +314,7 @@ class _Draw:
         acceptance_rate: float = 0.0,
         takes_whole_groups: bool = False,
     ) -> None:
-        self._selection, self._waiting = selection, waiting
+        self._selection, self._drawn_before = selection, drawn_before
         self._completions_left, self._engine_room = completions_left, engine_room
         self._min_groups, self._enough_accepted = min_groups, enough_accepted
         self._fraction_for_next_batch, self._acceptance_rate = fraction_for_next_batch, acceptance_rate
@@ -337,8 +338,8 @@ class _Draw:
             return []
         groups: list[PromptGroup] = []
         is_full = False
-        while self._waiting and len(groups) < num and not is_full:
-            groups.append(self._waiting.pop(0))
+        while self._drawn_before and len(groups) < num and not is_full:
+            groups.append(self._drawn_before.pop(0))
             self._note(groups[-1].name)
             is_full = self._is_full()
         if len(groups) < num and not is_full:
@@ -406,7 +407,7 @@ def rest_of(partial: Sequence[PromptGroup], num: int, completions_left: float) -
     """
     Return requests for the rest of up to `num` partial groups, oldest first: at most `completions_left` in total.
     """
-    rests = [GenerationRequest(group, group.num_missing) for group in partial[:num]]
+    rests = [GenerationRequest(group, group.num_completions_missing) for group in partial[:num]]
     ends = accumulate(rest.num_completions for rest in rests)
     return [rest for rest, end in zip(rests, ends, strict=True) if end <= completions_left]
 

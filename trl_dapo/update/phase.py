@@ -108,16 +108,16 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         """Sample the rollouts that the optimizer step needs, and divide its rows into micro-batches."""
         self._step_metrics = StepMetrics()
         parts = []  # the micro-batches that TRL would train on
-        for step, batch in enumerate(batches, start=self._step):
+        for micro_step, batch in enumerate(batches, start=self._step):
             # The policy does not change within an optimizer step. So a rollout that starts at one of its later
             # micro-steps can be sampled now as well.
-            if step % self._generate_every == 0 or self._buffered_inputs is None:
+            if micro_step % self._generate_every == 0 or self._buffered_inputs is None:
                 # Micro-steps to the end of training. This is a little too high if epochs end with a shorter window.
                 num_steps_left = self.state.max_steps - self.state.global_step
-                micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - (step - self._step)
+                micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - (micro_step - self._step)
                 self._num_rollouts_left = math.ceil(micro_steps_left / self._generate_every) - 1  # not this one
                 self._buffered_inputs = self._roll_out(batch)
-            parts.append(self._buffered_inputs[step % self._steps_per_generation])
+            parts.append(self._buffered_inputs[micro_step % self._steps_per_generation])
         if self.loss_type == "dapo":
             microbatches, self._window_num_tokens = self._packer.pack(parts, self._step_metrics)
         else:
@@ -135,10 +135,11 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     def num_groups_left(self) -> int:
         """Return the number of groups of the present rollout that have not contributed to a loss yet. Collective."""
-        phase = self._step % self._generate_every
-        if not phase or not self._buffered_inputs or "group" not in self._buffered_inputs[0]:
+        num_done = self._step % self._generate_every  # micro-steps of the present rollout
+        if not num_done or not self._buffered_inputs or "group" not in self._buffered_inputs[0]:
             return 0
-        done, left = groups_with_loss(self._buffered_inputs[:phase]), groups_with_loss(self._buffered_inputs[phase:])
+        done = groups_with_loss(self._buffered_inputs[:num_done])
+        left = groups_with_loss(self._buffered_inputs[num_done:])
         all_done: set = set()
         all_left: set = set()
         for done_on_rank, left_on_rank in gather_object([(done, left)]):
