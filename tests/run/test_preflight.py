@@ -264,6 +264,18 @@ def test_a_function_that_cannot_score_a_part_of_a_group_turns_the_default_screen
     assert "`dynamic_sampling_screen` is off: it scores 6 completions of a group first, but the reward" in said
 
 
+@pytest.mark.parametrize("screen", ["3", None])
+def test_memory_that_runs_out_with_the_first_completions_is_named_and_does_not_turn_the_screen_off(made, screen):
+    def reward(completions, **kwargs):
+        if len(completions) < 8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return [0.0] * 8
+
+    said = refusal(made(reward, **SCREENED | {"dynamic_sampling_screen": screen}))
+    assert said.startswith("The reward function 'reward' failed with OutOfMemoryError: CUDA out of memory.")
+    assert said.endswith("It needs more memory than the model leaves.")
+
+
 def test_functions_are_called_with_a_group_and_with_as_few_as_a_screen_samples_first(made):
     calls = []
 

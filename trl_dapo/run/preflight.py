@@ -150,6 +150,8 @@ class Preflight(TrainerCallback):
         try:
             self._score(example, screen_size)
         except SetupError as error:
+            if ran_out_of_memory(error):
+                raise
             failed = str(error.__cause__).rstrip(".")
             setting = f"`dynamic_sampling_screen={self.args.dynamic_sampling_screen!r}`"
             why = f"{setting} scores {screen_size} completions of a group first, but {failed[:1].lower()}{failed[1:]}"
