@@ -18,8 +18,8 @@ INTRO = """\
 On this page you can look up every field that `DAPOConfig` adds to TRL's `GRPOConfig`, and the fields of `GRPOConfig`
 whose description it extends. All fields of `GRPOConfig` keep their meaning, with one exception: `loss_type="dapo"`
 divides by the tokens of each optimizer step. Three of its fields have other defaults: `epsilon_high` and the two
-settings of the correction for vLLM. The fields that are added switch dynamic sampling on. How it works, and what its
-settings cost, is on the page [dynamic sampling](dynamic_sampling.md).
+settings of the correction for vLLM. With the defaults of the added fields, dynamic sampling is on. How it works, and
+what its settings cost, is on the page [dynamic sampling](dynamic_sampling.md).
 
 An empty default stands for `None`. A value that cannot be used is refused at the start of a run, and the message says
 what to do instead. `trl-dapo train --help` lists all fields.

@@ -46,10 +46,11 @@ class DAPOConfig(GRPOConfig):
     r"""
     Configuration class for the [`DAPOTrainer`].
 
-    Every field of [`~trl.GRPOConfig`] keeps its meaning. Four get the defaults of the
-    [DAPO paper](https://huggingface.co/papers/2503.14476): `epsilon=0.2`, `epsilon_high=0.28` (Clip-Higher),
-    `beta=0.0` (no KL term) and `loss_type="dapo"` (token mean). With vLLM, log-probabilities are corrected token by
-    token: `vllm_importance_sampling_mode="token_truncate"` and `vllm_importance_sampling_clip_max=2.0`.
+    Every field of [`~trl.GRPOConfig`] keeps its meaning, except that `loss_type="dapo"` divides by the tokens of each
+    optimizer step. Four get the defaults of the [DAPO paper](https://huggingface.co/papers/2503.14476):
+    `epsilon=0.2`, `epsilon_high=0.28` (Clip-Higher), `beta=0.0` (no KL term) and `loss_type="dapo"` (token mean). With
+    vLLM, log-probabilities are corrected token by token: `vllm_importance_sampling_mode="token_truncate"` and
+    `vllm_importance_sampling_clip_max=2.0`.
 
     Parameters:
         > Batch sizes in prompts
@@ -137,8 +138,8 @@ class DAPOConfig(GRPOConfig):
             accepted and which completions are correct. Defaults to all functions except length penalties: otherwise a
             group of incorrect completions that differ only in length would be accepted. If several functions decide
             and none is named here, groups are accepted by their weighted sum, and no completion counts as correct or
-            incorrect. The screen and the memory are then off, and setting `dynamic_sampling_screen` or
-            `dynamic_sampling_memory` is an error.
+            incorrect. The screen and the memory are then off. To switch them on is an error, except for a screen with
+            a number of completions, such as `dynamic_sampling_screen="4"`.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
             Accept a group only if more than this share of its completions is correct. With `0.0` the rewards only have
             to differ.
@@ -156,10 +157,10 @@ class DAPOConfig(GRPOConfig):
             different groups. `"mask"` samples once: dropped groups stay in the batch, but have no weight. It samples
             no more than `GRPOTrainer`, and the batch has fewer groups that count.
         dynamic_sampling_max_round_size (`int`, *optional*):
-            Largest number of prompts in a round. A round samples at most `num_generations` times as many completions,
-            including completions that finish partial groups. Without vLLM or continuous batching the default is the
-            generation batch, because transformers runs a round as one batch. Otherwise there is no limit by default,
-            and a limit also bounds the batches of an evaluation.
+            Largest number of prompts in a round. So a round samples at most this number times `num_generations`
+            completions, those that finish partial groups included. Without vLLM or continuous batching the default is
+            the generation batch, because transformers runs a round as one batch. Otherwise there is no limit by
+            default, and a limit also bounds the batches of an evaluation.
         batch_multiplier (`float`, *optional*):
             Number of prompts in every round, as a multiple of `prompts_per_rollout`, as in the recipes of verl and
             NeMo RL, which set 3.0. Rounds are fewer then, and more is sampled than needed. By default the number of
@@ -171,30 +172,30 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_surplus (`str`, *optional*):
             What to do with accepted groups that the batch has no room for. `"carry"` trains on them in the next
             rollout, one rollout off-policy, with the log-probabilities of the policy that sampled them. `"discard"`
-            drops them, so their completions are lost. Defaults to `"carry"` if the run supports it, which saves up to
-            a tenth of the completions, or more if a rollout is one small round. If `dynamic_sampling_surplus`,
-            `dynamic_sampling_screen` or `dynamic_sampling_memory` is off by default, a line at the start of the run
-            says why.
+            drops them, so their completions are lost. Defaults to `"carry"` if the run supports it, which in
+            simulations saves up to a tenth of the completions, or more if a rollout is one small round. If
+            `dynamic_sampling_surplus`, `dynamic_sampling_screen` or `dynamic_sampling_memory` is off by default, a
+            line at the start of the run says why.
         dynamic_sampling_screen (`str`, *optional*):
             Number of completions of a prompt to sample first, such as `"4"`. The rest of the group is sampled,
             together with the next prompts, only if the rewards of the first completions differ. Then the whole group
             is scored again, in one call, and only the rewards of this second scoring count. `"on"` chooses the
             cheapest number for each prompt, by its pass rate or by that of all prompts. `"auto"` does so only while
             few groups are accepted (below 20%), and samples whole groups otherwise. `"off"` always samples whole
-            groups. If one group in ten is accepted, the screen takes about half the completions with groups of 16 and
-            two thirds with groups of 8. It takes more rounds, scores accepted groups twice, and prompts that are
-            rarely solved train less often. With `dynamic_sampling_surplus="carry"`, groups that are still partial when
-            a rollout ends are completed in the next one. Defaults to `"auto"`, and to `"off"` if the rewards do not
-            say which completions are correct, with tools, and on a GPU without vLLM or continuous batching. Not
-            available with environments.
+            groups. If one group in ten is accepted, in simulations the screen takes about half the completions of
+            whole groups for groups of 16, and two thirds for groups of 8. It takes more rounds, scores accepted groups
+            twice, and prompts that are rarely solved train less often. With `dynamic_sampling_surplus="carry"`, groups
+            that are still partial when a rollout ends are completed in the next one. Defaults to `"auto"`, and to
+            `"off"` if the rewards do not say which completions are correct, with tools, and on a GPU without vLLM or
+            continuous batching. Not available with environments.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
             be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). It saves nothing in the
-            first pass over the dataset. After that it takes about a sixth of the completions if one group in ten is
-            accepted, and prompts that are rarely solved train less often. If this is a folder, the run also starts
-            with the pass rates in it: the folder of an evaluation of the training prompts, of an earlier run, or of a
-            checkpoint. Defaults to `"auto"` if the rewards say which completions are correct, and to `False`
-            otherwise.
+            first pass over the dataset. After that it takes, in simulations, about a sixth of the completions if one
+            group in ten is accepted, and prompts that are rarely solved train less often. If this is a folder, the run
+            also starts with the pass rates in it: the folder of an evaluation of the training prompts, of an earlier
+            run, or of a checkpoint. Defaults to `"auto"` if the rewards say which completions are correct, and to
+            `False` otherwise.
 
         > vLLM's server
 
@@ -243,8 +244,7 @@ class DAPOConfig(GRPOConfig):
         log_groups (`int`, *optional*, defaults to `4`):
             Number of groups per rollout, including dropped ones, whose prompt and completions are stored as text.
             `trl-dapo report` shows them. The folder `rollouts/` in the output folder, the ledger, has a row for every
-            sampled group: its prompt, its rewards, and whether it was trained on or why it was dropped. See
-            [`~trl_dapo.run.ledger`].
+            sampled group: its prompt, its rewards, and whether it was trained on or why it was dropped.
 
     Raises:
         ValueError: If a value is out of range or contradicts another. The message says what to change.

@@ -49,7 +49,7 @@ BUDGETS = {
     "two rewards": Budget(steps=80, seconds=20.0),
 }
 TWO_REWARDS = "two rewards"
-AT_SAME_RATE = "GRPO, the default's rate"  # not its own best
+AT_SAME_RATE = "GRPO, the former default's rate"  # not its own best
 ARMS = {
     "quickstart": (FOUR, AT_SAME_RATE, ONE, PAPER, DEFAULT),
     "one in ten": (FOUR, AT_SAME_RATE, ONE, PAPER, DEFAULT),

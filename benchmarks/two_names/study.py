@@ -117,9 +117,9 @@ TASKS = {
     ),
 }
 
-ONE, FOUR, PAPER, DEFAULT, FEWER = "GRPO, one step", "GRPO", "paper", "default", "default, fewer prompts"
+ONE, FOUR, PAPER, DEFAULT, FEWER = "GRPO, one step", "GRPO", "paper", "former default", "former default, fewer prompts"
 ONE_ROUND, ONE_BATCH, AGAIN = "one round", "GRPO's budget", "full batch again"
-NAMED, ALONE = "default, correctness named", "GRPO, correctness alone"
+NAMED, ALONE = "former default, correctness named", "GRPO, correctness alone"
 # The defaults when these runs were made, and on two rewards those of today: there neither is supported without a name.
 BOTH_ON = {"dynamic_sampling_memory": True, "dynamic_sampling_screen": "on"}
 ARMS = {
