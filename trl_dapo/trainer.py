@@ -351,10 +351,12 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
     ) -> torch.Tensor:
         """
         Return the rewards of dummy completions, which no model sampled. Each function is called within
-        `within(name)`, and nothing is logged.
+        `within(name, function)`, and nothing is logged.
         """
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
-        funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
+        funcs = [
+            wrap_reward(reward_func, name, within=partial(within, name, reward_func)) for reward_func, name in named
+        ]
         lengths = [len(ids) for ids in completion_ids]
         with (
             training_mode(self.model, training=True),  # in evaluation mode, rewards would be kept for the scores

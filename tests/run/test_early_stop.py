@@ -160,5 +160,6 @@ def test_two_processes_stop_at_the_same_step_also_if_one_cannot_score(tiny_model
     assert [(report["step"], report["found_nothing"]) for report in reports] == [(2, True)] * 2
     assert last_complete_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
     assert result.stderr.count("no group was accepted in the last 2 rollouts") == 1
-    assert "The reward function 'fails' failed with KeyError: 'no such column'" in reports[1]["error"]
+    assert "The reward function 'fails' failed in line " in reports[1]["error"]
+    assert "jobs.py with KeyError: 'no such column'" in reports[1]["error"]
     assert "failed on process 1" in reports[0]["error"]

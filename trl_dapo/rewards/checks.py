@@ -10,9 +10,12 @@ import functools
 import inspect
 import itertools
 import numbers
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +30,9 @@ PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "l
 NOT_PASSED_ON = ("prompt", "completion", "completion_ids")
 RewardFunc = TypeVar("RewardFunc")
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# Code that is not the user's: this package, Python's own library, and packages that are installed.
+_LIBRARIES = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dataset") -> None:
@@ -177,6 +183,26 @@ def _naming_in_a_note(name: str) -> Iterator[None]:
         raise
 
 
+def place_of_failure(error: BaseException, reward_func: Any) -> str:
+    """
+    Return where a reward function failed, as a part of a sentence that begins with a space: the last line of the
+    user's code that was running, or where the function is defined if none of the user's code was running.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_of_user(frame.filename):
+            return f" in line {frame.lineno} of {frame.filename}"
+    function = _function_of(reward_func)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if code is None else f" (defined in line {code.co_firstlineno} of {code.co_filename})"
+
+
+def _is_of_user(file_name: str) -> bool:
+    path = Path(file_name)
+    if file_name.startswith("<frozen ") or _INSTALLED & {*path.parts}:
+        return False
+    return not any(path.is_relative_to(folder) for folder in _LIBRARIES)
+
+
 def wrap_reward(
     reward_func: RewardFunc,
     name: str,
@@ -206,9 +232,7 @@ def wrap_reward(
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
     own: Any = reward_func
-    inner = own
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = _function_of(own)
 
     def with_log_extra(kwargs: dict[str, Any]) -> dict[str, Any]:
         if log_extra is None or "log_extra" not in kwargs:
@@ -261,9 +285,14 @@ def distinct_names(names: Sequence[str]) -> list[str]:
 
 def _name_of(reward_func: Any) -> str:
     """Return the name of a reward function, or of the function that a `functools.partial` calls, or an empty text."""
+    return getattr(_function_of(reward_func), "__name__", "")
+
+
+def _function_of(reward_func: Any) -> Any:
+    """Return a reward function, or the function that a `functools.partial` calls."""
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
-    return getattr(reward_func, "__name__", "")
+    return reward_func
 
 
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:
