@@ -31,6 +31,7 @@ from .selection import Selection, rest_of, separate_whole_requests
 
 # The entries of a checkpoint's header that determine the order of the prompts.
 ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
+DATA = {"dataset", "first_rows"}  # those that are hashes of rows
 # In rollouts: a group is sampled two rollouts ahead, or one rollout ahead and then carried once.
 MAX_STALENESS = 2
 # How many sources have metrics of their own: the ones that the run encounters first.
@@ -396,13 +397,15 @@ class Sampler:
         Continue from a state, as far as it fits this run. `queue` is this process's [`GroupQueue.state_dict`].
 
         Return the entries of the header that differ, each with the saved and the present value, and how many partial
-        groups were left behind.
+        groups were left behind. For [`DATA`] the values are numbers of rows, or `None` if the length is not known.
         """
         differs = {}
         if not ignore_data_skip:
             self.stream.begin()
             theirs, own = state["header"], self.stream.order()
             differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
+            for name in DATA & differs.keys():
+                differs[name] = state["stream"]["length"], self.stream.num_rows
         keeps_groups = queue is not None and not differs  # waiting groups do not fit a run with other settings
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
