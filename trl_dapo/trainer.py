@@ -251,7 +251,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
         self._terminal = TerminalCallback(
-            args, self.stop, self.stopwatch, sampler, self.train_dataset, self.num_groups_left
+            args,
+            self.stop,
+            self.stopwatch,
+            sampler,
+            self.train_dataset,
+            self.num_groups_left,
+            self.reward_func_names,
         )
         use_terminal_callback(self, self._terminal)
 

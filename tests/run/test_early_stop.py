@@ -110,6 +110,35 @@ def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "goes_on"),
+    [
+        (
+            {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 2},
+            "until 20 batches brought none (`dynamic_sampling_stop_after`), because "
+            "`dynamic_sampling_max_gen_batches=0` sets no limit.",
+        ),
+        (
+            {"dynamic_sampling_max_gen_batches": 15},
+            "until the limit of 15 batches (`dynamic_sampling_max_gen_batches`) is reached.",
+        ),
+    ],
+    ids=["no limit", "a high limit"],
+)
+def test_a_rollout_that_samples_more_than_ten_batches_without_a_group_says_so_once(run, caplog, settings, goes_on):
+    run(never, num_prompts=400, max_steps=2, **settings)
+    (said,) = [record.message for record in caplog.records if "No group was accepted in" in record.message]
+    assert said.startswith(
+        "No group was accepted in 10 batches of completions (dropped: all_wrong 40). Sampling continues "
+        f"{goes_on} Most prompts are too hard for the model: "
+    )
+
+
+def test_a_rollout_with_the_default_limit_does_not_say_that_it_goes_on(run, caplog):
+    run(never, num_prompts=400, max_steps=1, dynamic_sampling_max_gen_batches=10)
+    assert "No group was accepted in" not in caplog.text
+
+
 def test_a_rollout_without_a_limit_trains_on_what_it_accepted_before_it_gave_up_and_then_the_run_stops(run, caplog):
     """One prompt of 40 is solved, and only once: its group trains in two optimizer steps, although none follows."""
     solved_once = iter([True])

@@ -222,6 +222,26 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
     return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}"
 
 
+def describe_no_group_yet(sampler: Sampler) -> str:
+    """Describe a rollout that goes on although none of its groups was accepted so far, and when it ends."""
+    rollout = sampler.rollout
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    if sampler.max_gen_batches:
+        end = f"until the limit of {sampler.max_gen_batches:g} batches (`dynamic_sampling_max_gen_batches`) is reached"
+    elif sampler.max_empty_batches:
+        end = (
+            f"until {sampler.max_empty_batches:g} batches brought none (`dynamic_sampling_stop_after`), because "
+            "`dynamic_sampling_max_gen_batches=0` sets no limit"
+        )
+    else:
+        end = "without end: `dynamic_sampling_max_gen_batches` and `dynamic_sampling_stop_after` are both 0"
+    num_batches = rollout.num_completions // (sampler.target * sampler.num_generations)
+    return (
+        f"No group was accepted in {num_batches} batches of completions (dropped: {reasons}). Sampling continues "
+        f"{end}. {advise(rollout)}"
+    ).rstrip()
+
+
 def _why_not_raise_limit(rollout: Rollout, setting: str) -> str | None:
     """Return why a higher limit would not fill the batch, or `None` if it may."""
     if _main_drop_reason(rollout) == "unscored":

@@ -34,6 +34,9 @@ ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
 DATA = {"dataset", "first_rows"}  # those that are hashes of rows
 # In rollouts: a group is sampled two rollouts ahead, or one rollout ahead and then carried once.
 MAX_STALENESS = 2
+# Rollout batches of completions without an accepted group, after which a rollout that goes on says so. By default a
+# rollout samples no more.
+BATCHES_BEFORE_WARNING = 10
 # How many sources have metrics of their own: the ones that the run encounters first.
 MAX_SOURCES = 8
 
@@ -117,6 +120,7 @@ class Sampler:
         self._is_open = False  # whether a rollout is under way
         self._passes_at_last_group = stream.passes_taken  # passes when a group was last accepted
         self._num_passes_warned_of = 0
+        self._has_warned_of_batches = False
 
     # ---- One rollout ----
 
@@ -368,6 +372,18 @@ class Sampler:
         has_doubled = num_passes.bit_length() > self._num_passes_warned_of.bit_length()
         self._num_passes_warned_of = num_passes
         return num_passes if has_doubled else 0
+
+    def has_new_batches_without_group(self) -> bool:
+        """
+        Return whether to warn, once per run, that many batches of completions brought no accepted group, although the
+        rollout goes on.
+        """
+        rollout = self.rollout
+        num_batches = rollout.num_completions / (self.target * self.num_generations)
+        if self._has_warned_of_batches or rollout.accepted or num_batches < BATCHES_BEFORE_WARNING:
+            return False
+        self._has_warned_of_batches = self.num_missing > 0 and not self.has_given_up and self.completions_left > 0
+        return self._has_warned_of_batches
 
     # ---- Checkpoints ----
 
