@@ -31,7 +31,8 @@ NOT_PASSED_ON = ("prompt", "completion", "completion_ids")
 RewardFunc = TypeVar("RewardFunc")
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Code that is not the user's: this package, Python's own library, and packages that are installed.
-_LIBRARIES = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+_PACKAGE = Path(__file__).parents[1]
+_LIBRARIES = (_PACKAGE, Path(sysconfig.get_path("stdlib")))
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -123,14 +124,25 @@ def check_reward_funcs(
         raise ValueError(
             f"`reward_weights={[*reward_weights]}` are all 0, so nothing would be learned. Raise one of them."
         )
-    num_reward_funcs = len(reward_funcs)
-    if buffer is None or len(reward_weights) != num_reward_funcs + 1:
+    names = [
+        name or (given if isinstance(given, str) else type(given).__name__)
+        for name, given in zip(names, reward_funcs, strict=True)
+        if given is not None
+    ]
+    if len(reward_weights) == len(names):
         return
+    weights = f"{len(reward_weights)} weight{'s' if len(reward_weights) > 1 else ''}"
+    functions = f"{len(names)} reward function{'s' if len(names) > 1 else ''}"
+    wrong = f"`reward_weights` has {weights} for {functions} ({', '.join(map(repr, names))})."
+    if buffer is not None and len(reward_weights) == len(names) + 1:
+        raise ValueError(
+            f"{wrong} The punishment that `overlong_buffer_length={buffer}` adds is not one of them: its weight is "
+            f"`overlong_penalty_factor`. Leave the last weight out, and set "
+            f"`overlong_penalty_factor={reward_weights[-1]}` if it was meant for the punishment."
+        )
     raise ValueError(
-        f"`reward_weights` has {len(reward_weights)} weights for {num_reward_funcs} reward functions. The punishment "
-        f"that `overlong_buffer_length={buffer}` adds is not one of them: its weight is `overlong_penalty_factor`. "
-        f"Leave the last weight out, and set `overlong_penalty_factor={reward_weights[-1]}` if it was meant for the "
-        "punishment."
+        f"{wrong} Give one weight for each function, in the same order, or leave `reward_weights` out to give all of "
+        "them the weight 1."
     )
 
 
@@ -181,6 +193,12 @@ def _naming_in_a_note(name: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"The reward function {name!r} raised this.")
         raise
+
+
+def was_raised_here(error: BaseException) -> bool:
+    """Return whether an error was raised by this package, so that its message says what is wrong."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(_PACKAGE)
 
 
 def place_of_failure(error: BaseException, reward_func: Any) -> str:
