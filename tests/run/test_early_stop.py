@@ -111,7 +111,7 @@ def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
 
 
 @pytest.mark.parametrize(
-    ("settings", "goes_on"),
+    ("settings", "until"),
     [
         (
             {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 2},
@@ -125,16 +125,16 @@ def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
     ],
     ids=["no limit", "a high limit"],
 )
-def test_a_rollout_that_samples_more_than_ten_batches_without_a_group_says_so_once(run, caplog, settings, goes_on):
+def test_a_rollout_that_samples_more_than_ten_batches_without_a_group_says_so_once(run, caplog, settings, until):
     run(never, num_prompts=400, max_steps=2, **settings)
     (said,) = [record.message for record in caplog.records if "No group was accepted in" in record.message]
     assert said.startswith(
         "No group was accepted in 10 batches of completions (dropped: all_wrong 40). Sampling continues "
-        f"{goes_on} Most prompts are too hard for the model: "
+        f"{until} Most prompts are too hard for the model: "
     )
 
 
-def test_a_rollout_with_the_default_limit_does_not_say_that_it_goes_on(run, caplog):
+def test_a_rollout_with_the_default_limit_does_not_say_that_it_continues(run, caplog):
     run(never, num_prompts=400, max_steps=1, dynamic_sampling_max_gen_batches=10)
     assert "No group was accepted in" not in caplog.text
 

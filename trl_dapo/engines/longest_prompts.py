@@ -20,7 +20,7 @@ def _count_characters(prompt: Any) -> int:
 
 
 def count_examples(dataset: Any, most: int = MAX_READ) -> int:
-    """Return the number of examples of a dataset. Of a stream, only the first `most` examples are read and counted."""
+    """Return the number of examples of a dataset. If it is a stream, at most the first `most` are read and counted."""
     return len(dataset) if has_length(dataset) else sum(1 for _ in islice(dataset, most))
 
 

@@ -196,7 +196,7 @@ def _naming_in_a_note(name: str) -> Iterator[None]:
 
 
 def was_raised_here(error: BaseException) -> bool:
-    """Return whether an error was raised by this package, so that its message says what is wrong."""
+    """Return whether an error was raised by this package, so that its message says what to correct."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(_PACKAGE)
 

@@ -223,7 +223,7 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
 
 
 def describe_no_group_yet(sampler: Sampler) -> str:
-    """Describe a rollout that goes on although none of its groups was accepted so far, and when it ends."""
+    """Describe a rollout that continues although none of its groups was accepted so far, and when it ends."""
     rollout = sampler.rollout
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     if sampler.max_gen_batches:

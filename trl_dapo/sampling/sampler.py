@@ -34,7 +34,7 @@ ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
 DATA = {"dataset", "first_rows"}  # those that are hashes of rows
 # In rollouts: a group is sampled two rollouts ahead, or one rollout ahead and then carried once.
 MAX_STALENESS = 2
-# Rollout batches of completions without an accepted group, after which a rollout that goes on says so. By default a
+# Rollout batches of completions without an accepted group, after which a rollout that continues says so. By default a
 # rollout samples no more.
 BATCHES_BEFORE_WARNING = 10
 # How many sources have metrics of their own: the ones that the run encounters first.
@@ -376,7 +376,7 @@ class Sampler:
     def has_new_batches_without_group(self) -> bool:
         """
         Return whether to warn, once per run, that many batches of completions brought no accepted group, although the
-        rollout goes on.
+        rollout continues.
         """
         rollout = self.rollout
         num_batches = rollout.num_completions / (self.target * self.num_generations)
