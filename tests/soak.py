@@ -49,7 +49,7 @@ KILLED = {
 TIMEOUT = 1800  # seconds; the longest launch takes two minutes
 # Words of the messages for a checkpoint that was only partly resumed.
 FRESH_START = "contains no complete checkpoint"
-MISFITS = ("can be resumed only in part", "written with other settings")
+MISFITS = ("can be resumed only in part", "was written with ")
 
 
 def reports(folder: Path, num_processes: int) -> list[str]:

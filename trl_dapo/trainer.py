@@ -251,7 +251,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
         self._terminal = TerminalCallback(
-            args, self.stop, self.stopwatch, sampler, self.train_dataset, self.num_groups_left
+            args,
+            self.stop,
+            self.stopwatch,
+            sampler,
+            self.train_dataset,
+            self.num_groups_left,
+            self.reward_func_names,
         )
         use_terminal_callback(self, self._terminal)
 
@@ -351,10 +357,12 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
     ) -> torch.Tensor:
         """
         Return the rewards of dummy completions, which no model sampled. Each function is called within
-        `within(name)`, and nothing is logged.
+        `within(name, function)`, and nothing is logged.
         """
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
-        funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
+        funcs = [
+            wrap_reward(reward_func, name, within=partial(within, name, reward_func)) for reward_func, name in named
+        ]
         lengths = [len(ids) for ids in completion_ids]
         with (
             training_mode(self.model, training=True),  # in evaluation mode, rewards would be kept for the scores

@@ -72,6 +72,7 @@ def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatc
         ("train smoke_cpu", "Name a recipe with `--config`: `trl-dapo train --config smoke_cpu`."),
         ("train --config smoke_cpu --output_dir /proc/x/y", "nothing can be created in /proc ("),
         ("new file", "There is a file `file` already, and `trl-dapo new` changes none. Choose a name that"),
+        ("compare a ''", "The name of an evaluation is empty. Name the `output_dir` of an evaluation, which"),
         (
             "compare a b",
             "There is no `a`. Name the `output_dir` of an evaluation, which `trl-dapo eval --model MODEL ",
@@ -114,6 +115,15 @@ NO_SEED = "must be a whole number of at least 0 and at most 4294967295, got '-1'
         ("quickstart --sed 1", "trl-dapo quickstart: Unknown option `--sed`. Did you mean `--seed`? (see --help)\n"),
         ("recipes smoke_cpu", "trl-dapo recipes: `smoke_cpu` is not the value of an option. (see --help)\n"),
         ("plan smoke_cpu", "`smoke_cpu` is not an option. Write `trl-dapo plan --config smoke_cpu`."),
+        ("eval --model m", "required: --dataset, --output_dir/--output-dir. Write `trl-dapo eval --model MODEL --dat"),
+        (
+            "eval --model m --dataset d --output_dir o x",
+            "`x` is not the value of an option. Write `trl-dapo eval ",
+        ),
+        ("eval --k two", "trl-dapo eval: argument --k: must be a whole number, got 'two' (see --help)\n"),
+        ("eval --top_p half", "trl-dapo eval: argument --top_p/--top-p: must be a number, got 'half' (see --help)\n"),
+        ("compare a", "required: trained. Write `trl-dapo compare BASE_FOLDER TRAINED_FOLDER`. (see --help)\n"),
+        ("compare a b c", "`c` is not the value of an option. Write `trl-dapo compare BASE_FOLDER TRAINED_FOLDER`."),
         ("eval my_model", "Write `trl-dapo eval --model my_model --dataset DATA --output_dir FOLDER`."),
         ("quickstart --seed=-1", f"trl-dapo quickstart: argument --seed: {NO_SEED}"),
     ],
@@ -123,7 +133,7 @@ def test_a_mistake_on_the_command_line_is_reported_with_exit_status_2(capsys, co
         main(command.split())
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert error == said if said.endswith("\n") else said in error
+    assert error == said if said.startswith("trl-dapo") and said.endswith("\n") else said in error
 
 
 @pytest.mark.parametrize("command", ["plan --config smoke_cpu", "recipes", "recipes --show smoke_cpu"])

@@ -136,6 +136,10 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
             "`reward_funcs` names 'accurate_reward', which is unknown. Did you mean `accuracy_reward`? Use one of "
             "dapo_math, math_verify, last_number, bare_number, accuracy_reward, ",
         ),
+        (
+            "reward_funcs: [trl.rewards.acuracy_reward]",
+            "but module 'trl.rewards' has no 'acuracy_reward'. Did you mean `trl.rewards.accuracy_reward`?",
+        ),
         ("3: 4", "begins with `3`, which is not the name of a field."),
         ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),
         ("use_peft: maybe", "`use_peft` must be true or false, got 'maybe'."),

@@ -42,6 +42,7 @@ def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
         ("--num_processes 3", "3 processes"),
         ("--accelerate_config multi_gpu", "8 processes"),  # as many as the file says
         ("--num_processes 2 --reward_funcs math.pie", "module 'math' has no 'pie'"),
+        ("--dynamic_sampling_mode none", "'mask') To turn dynamic sampling off, use `--use_dynamic_sampling false`."),
         ("--num_processes 0", "`num_processes` must be a whole number of at least 1, got 0."),
         ("--num_machines 2", "`num_machines=2` needs a `num_processes` of all machines together that it divides"),
         ("--num_machines 2 --num_processes 4", "`num_machines=2` needs a `machine_rank` from 0 to 1, got"),

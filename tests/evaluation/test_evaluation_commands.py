@@ -195,7 +195,12 @@ def test_the_error_for_a_file_that_is_not_a_summary_names_it(tmp_path):
         compare(tmp_path, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`. Name the `output_dir` of an eval"):
         compare(tmp_path / "nothing.json", tmp_path)
-    unreadable = ("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "is not the summary of an evaluation")
+    (tmp_path / "completions.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(ValueError, match=r"completions.jsonl` has the completions of an evaluation, not its summary"):
+        compare(tmp_path / "completions.jsonl", tmp_path)
+    not_json = "is not JSON: .* If it is a damaged summary, run the command of this evaluation again, .* Otherwise: Na"
+    not_a_summary = r"is not the summary of an evaluation\. Name the `output_dir` of an evaluation, which"
+    unreadable = ("{", not_json), ("[" * 100_000, not_json), ("[]", not_a_summary)
     for content, message in unreadable:
         (tmp_path / "summary.json").write_text(content)
         with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@
 import asyncio
 import functools
 import math
+import re
 from decimal import Decimal
 
 import pytest
@@ -242,15 +243,27 @@ def test_a_scorer_that_fails_does_so_on_the_first_problem_and_loses_nothing(serv
         raise KeyError("letter")
 
     server = serve(lambda body: "Answer: 2")
-    with pytest.raises(
-        ValueError, match=r"The scorer 'fails' failed: KeyError\('letter'\)\. 2 completions are stored in "
-    ):
+    failed = f"The scorer 'fails' failed in line {fails.__code__.co_firstlineno + 1} of {__file__} with KeyError: "
+    with pytest.raises(ValueError, match=f"^{re.escape(failed)}'letter'. 2 completions are stored in "):
         ask(server, sums(5), tmp_path, k=2, scorer=fails, concurrency=1)
     assert len(server.requests) == 2
     assert ask(server, sums(5), tmp_path, k=2, concurrency=1)["metrics"]["avg@2"]["mean"] == 1 / 5
     assert len(server.requests) == 10
-    with pytest.raises(ValueError, match=r"The scorer 'fails' failed: .* 10 completions are stored in "):
+    with pytest.raises(ValueError, match=r"The scorer 'fails' failed in line .* 10 completions are stored in "):
         ask(server, sums(5), tmp_path, k=2, scorer=fails)
+
+
+def test_a_value_error_of_a_scorer_is_told_from_a_message_about_what_it_returned(serve, tmp_path):
+    def is_down(text, gold):
+        raise ValueError("no judge.")
+
+    server = serve(lambda body: "Answer: 2")
+    with pytest.raises(
+        ValueError, match=r"^The scorer 'is_down' failed in line .* with ValueError: no judge\. \d comp"
+    ):
+        ask(server, sums(2), tmp_path, k=2, scorer=is_down)
+    with pytest.raises(ValueError, match=r"^The scorer '<lambda>' returned 3\. Expected a pair .* completions are"):
+        ask(server, sums(2), tmp_path, k=2, scorer=lambda text, gold: 3)
 
 
 @pytest.mark.fast

@@ -16,8 +16,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
 from trl_dapo.report.drawing import (
+    ACCEPTED,
     ACCURACY_BY_TOKENS,
-    INFORMATIVE,
     OF_SEVERAL_RUNS,
     OUTCOMES,
     REWARD_BY_TOKENS,
@@ -274,14 +274,14 @@ def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
     assert (shares["too easy"], shares["accepted"]) == (([1, 2], [2 / 16] * 2), ([1, 2], [4 / 16] * 2))
 
 
-def test_the_share_of_informative_groups_of_dapo_and_of_grpo():
+def test_the_share_of_accepted_groups_of_dapo_and_of_grpo():
     # 6 of 16 places of DAPO's batch were filled; the rewards of 6 of 16 groups of GRPO's were all equal.
-    assert INFORMATIVE.find([entry(1)]) == {"informative": ([1], [6 / 16])}
-    assert INFORMATIVE.find([grpo_entry(1)]) == {"informative": ([1], [10 / 16])}
+    assert ACCEPTED.find([entry(1)]) == {"accepted": ([1], [6 / 16])}
+    assert ACCEPTED.find([grpo_entry(1)]) == {"accepted": ([1], [10 / 16])}
     # Groups that DAPO dropped and replaced do not count.
     full = {"dynamic_sampling/groups_trained": 16.0, "dynamic_sampling/shortfall": 0.0, "frac_reward_zero_std": 0.5}
-    assert INFORMATIVE.find([entry(1, **full)]) == {"informative": ([1], [1.0])}
-    assert INFORMATIVE.find([plain(1)]) == {}
+    assert ACCEPTED.find([entry(1, **full)]) == {"accepted": ([1], [1.0])}
+    assert ACCEPTED.find([plain(1)]) == {}
 
 
 def test_the_page_of_a_grpo_run_leaves_out_metrics_of_dapo(tmp_path):
@@ -290,11 +290,17 @@ def test_the_page_of_a_grpo_run_leaves_out_metrics_of_dapo(tmp_path):
     assert load_run(run).notes == []
     cells = [" ".join(cell.split()) for cell in page.cells]
     grpo = cells.index("grpo")
-    assert cells[grpo - 5 : grpo] == ["run", "state", "reward", "informative groups", "tokens, prompts included"]
+    assert cells[grpo - 5 : grpo] == [
+        "run",
+        "state",
+        "reward",
+        "accepted groups in a batch",
+        "tokens, prompts included",
+    ]
     # The reward of the last step; 10 of 16 groups; twice 900 tokens.
     assert cells[grpo + 2 : grpo + 4] == ["0.200", "62%"]
     assert cells[grpo + 4].startswith("1.8k")
-    drawn = "reward entropy length informative truncation clipping gradient".split()
+    drawn = "reward entropy length accepted truncation clipping gradient".split()
     assert [figure["id"] for figure in page.all("figure")] == drawn
     left_out = page.text.partition("Left out, because nothing was logged: ")[2].partition(".")[0].split(", ")
     assert {"Acceptance rate", "Rounds of generation", "Tokens generated and trained"} <= {*left_out}
@@ -313,7 +319,7 @@ def test_a_report_reads_the_log_of_grpo_trainer(tiny_model, tmp_path):
     trainer.train()
     run = load_run(tmp_path)
     assert (run.checkpoint, run.finished, run.notes) == ("checkpoint-2", True, [])
-    assert INFORMATIVE.find(run.log_history) == {"informative": ([1, 2], [0.5, 0.5])}
+    assert ACCEPTED.find(run.log_history) == {"accepted": ([1, 2], [0.5, 0.5])}
     # 8 completions of one token, each behind the 9 of `prompt 3:`.
     assert REWARD_BY_TOKENS.find(run.log_history) == {"all sampled groups": ([80, 160], [0.125, 0.125])}
 
@@ -324,9 +330,9 @@ def test_a_run_of_grpo_and_one_of_dapo_are_drawn_over_each_other(tmp_path):
     dapo = write_state(tmp_path / "dapo", [entry(1, **full), entry(2, **full)])
     page = Page(write_report([grpo, dapo]))
     alts = dict(zip([figure["id"] for figure in page.all("figure")], page.all("img"), strict=True))
-    said = "grpo, informative: 0.625 at step 1, 0.625 at step 2"
-    assert said in alts["informative"]["alt"]
-    assert "dapo, informative: 1 at step 1, 1 at step 2" in alts["informative"]["alt"]
+    said = "grpo, accepted: 0.625 at step 1, 0.625 at step 2"
+    assert said in alts["accepted"]["alt"]
+    assert "dapo, accepted: 1 at step 1, 1 at step 2" in alts["accepted"]["alt"]
     by_tokens = alts["reward_by_tokens"]["alt"]
     assert "over tokens sampled so far, prompts included." in by_tokens
     assert "grpo, all sampled groups: 0.1 at 900 tokens, 0.2 at 1,800 tokens" in by_tokens

@@ -166,11 +166,11 @@ def test_a_reward_function_that_does_not_accept_the_arguments_of_trl_is_refused(
         check_reward_columns([lambda completions, /, **kwargs: 0], ["exact"], ["prompt"])
 
 
-def test_weights_that_cannot_be_intended_are_refused_and_others_are_left_to_trl():
-    for num, weights, buffer in ((1, None, 20), (1, [1.0], 20), (2, [1.0, 0.5], 20), (1, [1.0, 0.5], None)):
+def test_weights_that_cannot_be_intended_are_refused():
+    for num, weights, buffer in ((1, None, 20), (1, [1.0], 20), (2, [1.0, 0.5], 20), (2, [1.0, 0.5], None)):
         check_reward_funcs([exact] * num, weights, buffer)
     message = (
-        "2 weights for 1 reward functions.*`overlong_buffer_length=20`.*"
+        r"2 weights for 1 reward function \('exact'\).*`overlong_buffer_length=20`.*"
         r"its weight is `overlong_penalty_factor`.*`overlong_penalty_factor=0\.5`"
     )
     with pytest.raises(ValueError, match=message):
@@ -178,6 +178,18 @@ def test_weights_that_cannot_be_intended_are_refused_and_others_are_left_to_trl(
     with pytest.raises(ValueError, match=r"`reward_weights=\[0.0, 0.0\]` are all 0"):
         check_reward_funcs([exact, exact], [0.0, 0.0], None)
     check_reward_funcs([exact, exact], [0.0, -1.0], None)
+
+
+@pytest.mark.parametrize("buffer", [None, 20])
+def test_the_error_for_a_wrong_number_of_weights_names_the_functions(buffer):
+    """TRL's own message has only the two numbers."""
+    rewards = [exact, functools.partial(exact_of_two), "a/model"]
+    with pytest.raises(ValueError, match="weight") as error:
+        check_reward_funcs(rewards, [1.0], buffer)
+    assert str(error.value) == (
+        "`reward_weights` has 1 weight for 3 reward functions ('exact', 'exact_of_two', 'a/model'). Give one weight "
+        "for each function, in the same order, or leave `reward_weights` out to give all of them the weight 1."
+    )
 
 
 def test_a_reward_function_that_cannot_be_called_is_refused():

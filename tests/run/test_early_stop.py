@@ -110,6 +110,35 @@ def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "until"),
+    [
+        (
+            {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 2},
+            "until 20 batches brought none (`dynamic_sampling_stop_after`), because "
+            "`dynamic_sampling_max_gen_batches=0` sets no limit.",
+        ),
+        (
+            {"dynamic_sampling_max_gen_batches": 15},
+            "until the limit of 15 batches (`dynamic_sampling_max_gen_batches`) is reached.",
+        ),
+    ],
+    ids=["no limit", "a high limit"],
+)
+def test_a_rollout_that_samples_more_than_ten_batches_without_a_group_says_so_once(run, caplog, settings, until):
+    run(never, num_prompts=400, max_steps=2, **settings)
+    (said,) = [record.message for record in caplog.records if "No group was accepted in" in record.message]
+    assert said.startswith(
+        "No group was accepted in 10 batches of completions (dropped: all_wrong 40). Sampling continues "
+        f"{until} Most prompts are too hard for the model: "
+    )
+
+
+def test_a_rollout_with_the_default_limit_does_not_say_that_it_continues(run, caplog):
+    run(never, num_prompts=400, max_steps=1, dynamic_sampling_max_gen_batches=10)
+    assert "No group was accepted in" not in caplog.text
+
+
 def test_a_rollout_without_a_limit_trains_on_what_it_accepted_before_it_gave_up_and_then_the_run_stops(run, caplog):
     """One prompt of 40 is solved, and only once: its group trains in two optimizer steps, although none follows."""
     solved_once = iter([True])
@@ -160,5 +189,6 @@ def test_two_processes_stop_at_the_same_step_also_if_one_cannot_score(tiny_model
     assert [(report["step"], report["found_nothing"]) for report in reports] == [(2, True)] * 2
     assert last_complete_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
     assert result.stderr.count("no group was accepted in the last 2 rollouts") == 1
-    assert "The reward function 'fails' failed with KeyError: 'no such column'" in reports[1]["error"]
+    assert "The reward function 'fails' failed in line " in reports[1]["error"]
+    assert "jobs.py with KeyError: 'no such column'" in reports[1]["error"]
     assert "failed on process 1" in reports[0]["error"]

@@ -91,13 +91,18 @@ def resumed(tiny_model, folder, capsys, before, after):
     return trainer, said
 
 
-def test_settings_that_changed_are_named_at_a_resume_with_the_old_and_the_new_value(tiny_model, tmp_path, capsys):
-    after = {"max_steps": 3, "temperature": 0.7, "num_generations": 8, "logging_steps": 1}
+def test_settings_that_changed_are_named_once_at_a_resume_with_the_old_and_the_new_value(
+    tiny_model, tmp_path, capsys, caplog
+):
+    after = {"max_steps": 3, "temperature": 0.7, "num_generations": 8, "logging_steps": 1, "epsilon_high": 0.3}
     _, said = resumed(tiny_model, tmp_path, capsys, {}, after)
-    assert f"These settings are not those of {tmp_path / 'checkpoint-1'}: " in said
-    assert "`max_steps` (" not in said  # more steps are what a run is resumed for
-    assert "`temperature` (1.0 there, 0.7 here)" in said
-    assert "`num_generations` (4 there, 8 here)" in said
+    checkpoint = tmp_path / "checkpoint-1"
+    assert f"These settings are not those of {checkpoint}: `epsilon_high` (0.28 there, 0.3 here)." in said
+    assert "`max_steps` (" not in said + caplog.text  # more steps are what a run is resumed for
+    # The others are the reason why something of the checkpoint is not used.
+    assert f"{checkpoint} was written with other settings: " in caplog.text
+    for change in ("`temperature` (1.0 there, 0.7 here)", "`num_generations` (4 there, 8 here)"):
+        assert (change in caplog.text, change in said) == (True, False)
     assert "has no effect" not in said
 
 

@@ -3,13 +3,16 @@
 """Checks before the first token is generated."""
 
 import itertools
+import json
 import re
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from helpers import run_preflight
+from trl.rewards import accuracy_reward
 
 from trl_dapo.run.preflight import SetupError, describe_missing_processes
 from trl_dapo.sampling.screen import Screen
@@ -44,21 +47,33 @@ async def looks_up(completions, **kwargs):
     return [kwargs["gold"]] * len(completions)
 
 
+def reads_json(completions, **kwargs):
+    return [float(json.loads(completion)["score"]) for completion in completions]
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (fails, "The reward function 'fails' failed with AttributeError: 'list' object has no attribute 'strip'"),
-        (forgets_one, "The reward function 'forgets_one' returned 3 values for 4 completions"),
-        (looks_up, "The reward function 'looks_up' failed with KeyError: 'gold'"),
+        (fails, "'fails' failed in line {line} of {file} with AttributeError: 'list' object has no attribute 'strip'"),
+        (forgets_one, "'forgets_one' returned 3 values for 4 completions"),
+        (looks_up, "'looks_up' failed in line {line} of {file} with KeyError: 'gold'"),
+        (reads_json, "'reads_json' failed in line {line} of {file} with JSONDecodeError: Expecting value"),
     ],
 )
 def test_a_reward_function_that_cannot_score_is_named_before_anything_is_generated(made, reward, message):
+    """The line is the last one of the user's code: neither of Python's library nor of an installed package."""
     said = refusal(made([zeros, reward]))
-    assert message in said
+    assert f"The reward function {message.format(line=reward.__code__.co_firstlineno + 1, file=__file__)}" in said
     hint = "Make it return a number for each completion, or `None` for one that it cannot score."
-    if " failed with " in said:
+    if " failed in " in said:
         hint = "Correct the function, or the column of the dataset that it reads."
     assert said.endswith(hint)
+
+
+def test_the_error_of_a_function_of_an_installed_package_says_where_the_function_is_defined(made):
+    code = accuracy_reward.__code__
+    said = refusal(made(partial(accuracy_reward, solution=["3"]), Dataset.from_list([CHAT] * 4), **PAPER))
+    assert f" failed (defined in line {code.co_firstlineno} of {code.co_filename}) with " in said
 
 
 def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing_of_it_is_logged(made):
@@ -92,7 +107,7 @@ def test_scores_of_dummy_completions_do_not_decide_whether_rewards_say_what_is_c
     trainer = made(reward, num_generations=8, per_device_train_batch_size=8, dynamic_sampling_screen="3")
     assert (trainer._task.values, trainer._task.has_correctness) == (frozenset(), True)
     trainer.preflight.score(
-        [{"prompt": "2+2"}] * 3, ["right", "wrong", "?"], [[3], [4], [5]], lambda name: nullcontext()
+        [{"prompt": "2+2"}] * 3, ["right", "wrong", "?"], [[3], [4], [5]], lambda name, reward_func: nullcontext()
     )
     assert (trainer._task.values, trainer._task.has_correctness) == (frozenset(), True)
     run_preflight(trainer)
@@ -249,7 +264,8 @@ def test_a_function_that_cannot_score_a_part_of_a_group_is_refused_if_a_screen_w
     said = refusal(made(best_of_eight, **SCREENED))
     assert said.startswith(
         "`dynamic_sampling_screen='3'` scores 3 completions of a group first, but the reward function "
-        "'best_of_eight' failed with RuntimeError: shape"
+        f"'best_of_eight' failed in line {best_of_eight.__code__.co_firstlineno + 1} of {__file__} with RuntimeError: "
+        "shape"
     )
     assert said.endswith("Set `dynamic_sampling_screen='off'`, or make the function score any number of completions.")
 

@@ -364,6 +364,10 @@ def test_a_new_run_in_a_folder_with_checkpoints_names_the_last_one(tiny_model, r
     run(1, save_total_limit=1)
     assert caplog.text.count(said) == 1
     assert "delete checkpoints of the earlier run when it saves its own (`save_total_limit=1`)" in caplog.text
+    assert (
+        "Set another `output_dir`, delete the checkpoints of the earlier run, or continue that run with" in caplog.text
+    )
+    assert "`True` takes the checkpoint with the highest step, which may be one of the earlier run." in caplog.text
     assert not (tmp_path / "checkpoint-2").exists()
 
 
@@ -467,7 +471,7 @@ def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_aga
     assert sorted(before.values()) == [0.0] * 4 + [0.25] * 8
     run(16, "checkpoint-8", dataset=dataset.shuffle(seed=1), shuffle_dataset=True, dynamic_sampling_memory=True)
     assert names_and_rates(tmp_path / "checkpoint-16") == before
-    assert "`dataset` (" in caplog.text
+    assert "another dataset (12 rows there and here, but other prompts or another order)" in caplog.text
     assert "the pass over the prompts starts from the beginning" in caplog.text
 
 
@@ -478,9 +482,9 @@ def stream_of(numbers):
 def test_another_stream_starts_a_fresh_pass_with_a_warning(run, caplog):
     run(1, dataset=stream_of(range(40)), script=half_right)
     assert number(run(2, "checkpoint-1", dataset=stream_of(range(40)), script=half_right).sampled[0]) == 8
-    assert "other settings" not in caplog.text
+    assert "was written with" not in caplog.text
     assert number(run(2, "checkpoint-1", dataset=stream_of(range(1, 41)), script=half_right).sampled[0]) == 1
-    assert "written with other settings: `first_rows` (" in caplog.text
+    assert "checkpoint-1 was written with another dataset (its first rows differ). " in caplog.text
     assert "the pass over the prompts starts from the beginning" in caplog.text
 
 
@@ -574,13 +578,28 @@ def test_a_dataset_with_the_same_ids_but_other_prompts_starts_a_fresh_pass_with_
 
     run("prompt")
     run("question", str(tmp_path / "checkpoint-2"))
-    assert "checkpoint-2 was written with other settings: `dataset` (" in caplog.text
+    said = (
+        "checkpoint-2 was written with another dataset (12 rows there and here, but other prompts or another order). "
+    )
+    assert said in caplog.text
     assert "the pass over the prompts starts from the beginning" in caplog.text
+
+
+def test_a_dataset_with_more_rows_and_a_changed_setting_are_each_named_once_in_words(run, caplog, capsys):
+    run(1, dataset=prompts(24), **CARRY)
+    run(2, "checkpoint-1", dataset=prompts(40), temperature=0.7, **CARRY)
+    said = "checkpoint-1 was written with another dataset (24 rows there, 40 rows here), and with other settings: "
+    assert said + "`temperature` (1.0 there, 0.7 here). The weights and the optimizer are resumed, but " in caplog.text
+    assert caplog.text.rstrip().endswith(
+        "To use all of the checkpoint, resume with its dataset and settings. If you meant to change them, there is "
+        "nothing to do."
+    )
+    assert (caplog.text + capsys.readouterr().out).count("`temperature` (") == 1
 
 
 @pytest.mark.parametrize("lacks", ["all but the model", "the optimizer"])
 def test_a_warning_says_that_without_an_optimizer_the_schedule_starts_again(tiny_model, tmp_path, caplog, lacks):
-    """`save_only_model=True` saves such a checkpoint, and some delete the large file of the optimizer."""
+    """A checkpoint of `save_only_model=True` is told from one whose large file of the optimizer was deleted."""
 
     def run(checkpoint=None):
         settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear"}
@@ -599,11 +618,19 @@ def test_a_warning_says_that_without_an_optimizer_the_schedule_starts_again(tiny
     history = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
     assert history == pytest.approx([4e-3, 3e-3, 4e-3, 3e-3])
     assert {int(state["step"]) for state in resumed.optimizer.state.values()} == {2}
-    said = f"{tmp_path / 'checkpoint-2'} contains no optimizer, as with `save_only_model=True`. "
+    if lacks == "the optimizer":
+        said = f"`optimizer.pt` is missing in {tmp_path / 'checkpoint-2'}, which was not saved with "
+        said += "`save_only_model=True`. "
+        advice = "Put it back, or resume from another checkpoint, to resume everything."
+    else:
+        said = f"`optimizer.pt` and `scheduler.pt` are missing in {tmp_path / 'checkpoint-2'}. It was saved with "
+        said += "`save_only_model=True`, or they were deleted. "
+        advice = "Save checkpoints with `save_only_model=False` to resume everything."
     said += (
         "The weights and the number of the step are resumed, but the optimizer and the learning-rate schedule start "
     )
     assert said + "from the beginning" in caplog.text
+    assert advice in caplog.text
     assert "not written by DAPOTrainer" not in caplog.text
     assert "optimizer are resumed" not in caplog.text
     assert ("so does the pass over the prompts" in caplog.text) == (lacks == "all but the model")

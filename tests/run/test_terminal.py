@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import launch, mixed_unless_multiple_of_3, prompts, right, tiny_config
 from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
@@ -112,7 +113,7 @@ def test_a_line_with_large_numbers_is_not_wider():
 def test_steps_that_no_line_was_logged_for_are_counted_too(made, capsys, settings):
     made(script=lambda text, i: "wrong", max_steps=3, dynamic_sampling_max_gen_batches=1, **settings).train()
     assert "step 3 of 3" in (said := capsys.readouterr().out)
-    assert "No step changed the weights" in said
+    assert "No step changed the weights, because no group was accepted (dropped: all_wrong 12)." in said
 
 
 @pytest.mark.parametrize(
@@ -378,6 +379,53 @@ def test_copies_of_a_group_do_not_count_as_trained_groups():
 def test_a_summary_says_why_the_run_ended(why):
     lines = summed_up([], step=3, seconds=60, why=why)
     assert lines[0] == f"Ended:     step 3 of 3, after 0:01:00, because {why}. Every step changed the weights."
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"learning_rate": 0.0}, "because `learning_rate` is 0."),
+        (
+            {"use_dynamic_sampling": False, "script": lambda text, i: "wrong"},
+            "because in every group all rewards were equal, so that all advantages were 0.",
+        ),
+        (
+            {
+                "use_dynamic_sampling": False,
+                "mask_truncated_completions": True,
+                "script": lambda text, i: "right..." if i % 2 else "wrong...",
+            },
+            "because every completion was cut off, and completions that are cut off are left out of the loss.",
+        ),
+    ],
+    ids=["learning rate", "rewards", "cut off"],
+)
+def test_a_summary_says_why_no_step_changed_the_weights(made, capsys, settings, why):
+    trainer = made(max_steps=2, **settings)
+    before = [weight.clone() for weight in trainer.model.parameters()]
+    trainer.train()
+    assert all(torch.equal(weight, one) for weight, one in zip(trainer.model.parameters(), before, strict=True))
+    assert f"No step changed the weights, {why}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_summary_lists_the_drop_reasons_of_a_run_that_accepted_nothing_the_most_frequent_first():
+    entries = of_rollouts(0, 0, **{"frac_empty_steps": 1.0, "dynamic_sampling/dropped/all_correct": 2})
+    for entry in entries:
+        entry["dynamic_sampling/dropped/all_wrong"] = 6
+    ended = summed_up(entries, Totals(16, 0, 640))[0]
+    assert ended.endswith(
+        "No step changed the weights, because no group was accepted (dropped: all_wrong 12, all_correct 4)."
+    )
+
+
+@pytest.mark.parametrize("use_dynamic_sampling", [True, False])
+def test_a_summary_names_the_reward_functions_that_never_scored(made, capsys, use_dynamic_sampling):
+    def judge(completions, **kwargs):
+        return [None] * len(completions)
+
+    made([right, judge], dynamic_sampling_rewards=["right"], use_dynamic_sampling=use_dynamic_sampling).train()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Rewards:"))
+    assert line == "Rewards:   right 0.500 (step 1); never scored: judge."
 
 
 @pytest.mark.parametrize(

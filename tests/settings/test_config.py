@@ -88,6 +88,11 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"loss_type": "dapoo"}, "`loss_type='dapoo'` is unknown. Did you mean 'dapo'"),
         ({"loss_type": "DrGRPO", "use_dynamic_sampling": False}, "`loss_type='DrGRPO'` is unknown. Did you mean 'dr_"),
         ({"dynamic_sampling_mode": "filtr"}, "got 'filtr'. Did you mean 'filter'?"),
+        (
+            {"dynamic_sampling_mode": "none"},
+            "`dynamic_sampling_mode` must be one of 'filter', 'paper', 'replace', 'mask', got 'none'. To turn dynamic "
+            "sampling off, set `use_dynamic_sampling=False`.",
+        ),
         ({**DPPO, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}, "is not one of"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 means all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),

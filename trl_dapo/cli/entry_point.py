@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from ..evaluation.commands import EVAL_EXAMPLE, add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.recipe import declared_fields
 from ..plan.text import add_plan_arguments, run_plan
 from ..settings.arguments import (
@@ -26,6 +26,7 @@ from ..settings.arguments import (
     check_output_dir,
     check_train_arguments,
     describe_unknown_command,
+    names_of_options,
     one_line,
     refuse_unknown_fields,
 )
@@ -40,7 +41,7 @@ RECIPE_KEYS = ("env", "accelerate_config")  # keys of a recipe that are not fiel
 # What to write instead of a command that is followed by a value without an option.
 EXAMPLES = {
     "plan": "trl-dapo plan --config {}",
-    "eval": "trl-dapo eval --model {} --dataset DATA --output_dir FOLDER",
+    "eval": EVAL_EXAMPLE.replace("MODEL", "{}"),
 }
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit statuses of a shell for a program that Ctrl-C or SIGPIPE ended
 
@@ -91,10 +92,11 @@ def _run(argv: list[str]) -> int:
         command = commands[args.command]
         options = [name[2:] for name in command._option_string_actions if name.startswith("--")]
         try:
-            refuse_unknown_fields(None, [word[2:].partition("=")[0] for word in others if word[:2] == "--"], options)
+            refuse_unknown_fields(None, names_of_options(others), options)
         except ValueError as error:
             command.error(str(error))
-        command.error(f"`{others[0]}` is not the value of an option.")
+        hint = f" Write `{command.example}`." if isinstance(command, OneLineParser) and command.example else ""
+        command.error(f"`{others[0]}` is not the value of an option.{hint}")
     try:
         return args.run(args)
     except BrokenPipeError:
@@ -191,8 +193,7 @@ def _refuse_misspelt(argv: list[str]) -> None:
     """Raise a `ValueError` for a key of a recipe or an option that no parser of `trl-dapo train` knows."""
     recipe = _read_recipe(argv[argv.index("--config") + 1]) if "--config" in argv else {}
     refuse_unknown_fields("the recipe", recipe, known_names())
-    options = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
-    refuse_unknown_fields(None, options, [*known_names(), "config", "help"])
+    refuse_unknown_fields(None, names_of_options(argv), [*known_names(), "config", "help"])
 
 
 def known_names() -> set[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import datasets
 import torch
-import trl.rewards
+import trl
 from accelerate import PartialState
 from transformers.training_args import OptimizerNames
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
@@ -26,11 +26,18 @@ from trl.scripts.utils import DatasetConfig
 from .. import data
 from ..config import DAPOConfig
 from ..plan.recipe import read_values
-from ..rewards.names import REWARD_FUNCS, names_of_trl, read_math_problems
+from ..rewards.names import REWARD_FUNCS, load_reward, read_math_problems
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder, why_incomplete
 from ..run.peak_memory import ran_out_of_memory
 from ..run.scratch import scratch_folder
-from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
+from ..settings.arguments import (
+    _read_recipe,
+    check_model_path,
+    load_function,
+    names_of_options,
+    one_line,
+    refuse_unknown_fields,
+)
 from ..settings.help import help_from_docstring
 from ..tools import calculate
 from ..update.patching import patched
@@ -56,6 +63,8 @@ HINTS = {
     "`num_generations_eval`, which is `num_generations` by default.",
     "has no split": "Name its splits with `dataset_train_split` and `dataset_test_split`. If it has none to evaluate "
     "on, set `eval_strategy: 'no'`, or `test_split_size` together with `datasets`.",
+    "argument --dynamic_sampling_mode/--dynamic-sampling-mode: invalid choice": "To turn dynamic sampling off, use "
+    "`--use_dynamic_sampling false`.",
     "not found in the base model": "Use `--lora_target_modules all-linear`, which works for any model.",
 }
 MISTAKE, FOUND_NOTHING, DOES_NOT_FIT = 2, 3, 4  # exit statuses; 1 is that of an unexpected error
@@ -160,8 +169,7 @@ class _Parser(TrlParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, others = super().parse_known_args(args, namespace)
-        unknown = [word[2:].partition("=")[0].replace("-", "_") for word in others if word.startswith("--")]
-        refuse_unknown_fields(None, unknown, self._fields, ["config", *self.launch_options])
+        refuse_unknown_fields(None, names_of_options(others), self._fields, ["config", *self.launch_options])
         if others:
             raise ValueError(
                 f"`{others[0]}` is not the value of an option. Write options as `--field value`, and put values with "
@@ -306,7 +314,7 @@ def check_needed_settings(argv: Sequence[str], *settings: Any) -> None:
     If the command line turns off the other setting of a recipe, the setting is reset to its default instead.
     """
     known = {name: value for each in settings for name, value in vars(each).items()}
-    on_command_line = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    on_command_line = names_of_options(argv)
     for args in settings:
         for setting in fields(args):
             name = setting.name
@@ -437,21 +445,15 @@ def _reward_names(launch_args: LaunchArguments) -> list[str]:
     return [str(name) for name in names]
 
 
-def _load_reward(name: str) -> Any:
-    if "." not in name and hasattr(trl.rewards, name):
-        return getattr(trl.rewards, name)
-    return load_function("reward_funcs", name, REWARD_FUNCS, others=names_of_trl())
-
-
 def _reward_funcs(launch_args: LaunchArguments) -> list[Any]:
     """Return the reward functions, and the name of the reward model if there is one."""
     model = launch_args.reward_model_name_or_path
-    return [_load_reward(name) for name in _reward_names(launch_args)] + ([model] if model else [])
+    return [load_reward("reward_funcs", name) for name in _reward_names(launch_args)] + ([model] if model else [])
 
 
 def _name_for_trl(name: str) -> str:
     """Return the name by which TRL's script finds a reward function: one that it knows, or a dotted import path."""
-    function = _load_reward(name)
+    function = load_reward("reward_funcs", name)
     return f"{function.__module__}.{function.__name__}" if name in REWARD_FUNCS else name
 
 

@@ -6,6 +6,7 @@
 """
 
 import sys
+from collections.abc import Collection
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -128,8 +129,10 @@ class CheckpointMixin(TypedGRPOTrainer):
             sizes["gradient_accumulation_steps"] = update["accumulation"]
         return sizes
 
-    def _load_local(self, checkpoint: str, local: dict[str, Any], rows_fit: bool) -> None:
-        line = describe_changes(checkpoint, local["settings"], settings_to_compare(self.args))
+    def _load_local(
+        self, checkpoint: str, local: dict[str, Any], rows_fit: bool, named_elsewhere: Collection[str]
+    ) -> None:
+        line = describe_changes(checkpoint, local["settings"], settings_to_compare(self.args), named_elsewhere)
         if line is not None:
             self.accelerator.print(wrapped_for(sys.stdout, line))
         if self.use_adaptive_entropy and local["entropy"] is not None:

@@ -19,14 +19,9 @@ def _count_characters(prompt: Any) -> int:
     return sum(len(str(message.get("content"))) for message in prompt)
 
 
-def has_examples(dataset: Any) -> bool:
-    """Return whether a dataset has any example."""
-    return len(dataset) > 0 if has_length(dataset) else any(True for _ in islice(dataset, 1))
-
-
-def count_examples(dataset: Any) -> int:
-    """Return the number of examples of a dataset, or of those of a stream that are read."""
-    return len(dataset) if has_length(dataset) else sum(1 for _ in islice(dataset, MAX_READ))
+def count_examples(dataset: Any, most: int = MAX_READ) -> int:
+    """Return the number of examples of a dataset. If it is a stream, at most the first `most` are read and counted."""
+    return len(dataset) if has_length(dataset) else sum(1 for _ in islice(dataset, most))
 
 
 def select_longest(dataset: Any, num: int) -> Dataset:

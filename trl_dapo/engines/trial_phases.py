@@ -26,7 +26,7 @@ from ..update.patching import patched
 from ..update.rollout_tensors import index_rows, is_cut_by_row, join_rows, row_lengths, without_padding
 from ..update.typed_trainer import TypedGRPOTrainer
 from ..update.window import MicrobatchPacker
-from .longest_prompts import has_examples, select_longest
+from .longest_prompts import count_examples, select_longest
 
 
 clock = time.perf_counter
@@ -276,7 +276,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
     def _evaluates(self) -> bool:
         if self.eval_dataset is None or (self.args.eval_strategy == "no" and not self._evaluates_on_start):
             return False
-        return any(map(has_examples, self._eval_datasets))
+        return any(count_examples(dataset, most=1) for dataset in self._eval_datasets)
 
     @property
     def _eval_datasets(self) -> Sequence[Any]:
@@ -315,7 +315,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
 
     def _count_longest_prompt(self, dataset: Any) -> int:
         """Return the tokens of the longest prompt, or 0 if prompts can only be measured in a rollout."""
-        if self._is_vlm or not has_examples(dataset):
+        if self._is_vlm or not count_examples(dataset, most=1):
             return 0
         longest = select_longest(dataset, MAX_TOKENIZED)
         if "prompt" not in longest.column_names:

@@ -17,13 +17,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..settings.arguments import check_output_dir
+from ..settings.arguments import OneLineParser, any_number, check_output_dir, whole_number
 from ..settings.help import read_fields
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, has_fields
 from .run import evaluate
 from .statistics import estimate_mean, problem_figures
 
 
+EVAL_EXAMPLE = "trl-dapo eval --model MODEL --dataset DATA --output_dir FOLDER"
+COMPARE_EXAMPLE = "trl-dapo compare BASE_FOLDER TRAINED_FOLDER"
+_HOW_TO_NAME = f"Name the `output_dir` of an evaluation, which `{EVAL_EXAMPLE}` writes."
 _LISTED_PROBLEMS = 10
 _EXPECTED_TO_DIFFER = {"model", "weights", "config", "base_model", "base_weights", "base_config"}
 # The fields of a summary, of its settings and of its problems that a comparison needs.
@@ -33,8 +36,9 @@ _PROBLEM: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_c
 _NAMED_IDS = 3
 
 
-def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
+def add_eval_arguments(parser: OneLineParser) -> None:
     """Add the options of `trl-dapo eval` to a parser. They are the arguments of [`evaluate`]."""
+    parser.example = EVAL_EXAMPLE
     parser.description = (
         "Measure avg@k, pass@k and maj@k of a model on math problems, each with a 95% interval over problems. The "
         "defaults are the AIME protocol of the DAPO paper. The same command continues an evaluation that was "
@@ -47,9 +51,10 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
         settings: dict[str, Any] = {"help": described[name].text.replace("%", "%%") if described else ""}
         if parameter.default in (None, inspect.Parameter.empty):
             settings |= {"default": argparse.SUPPRESS, "required": parameter.default is not None}
-            settings["type"] = {"limit": int, "accuracy_threshold": float}.get(name, str)
+            settings["type"] = {"limit": whole_number, "accuracy_threshold": any_number}.get(name, str)
         else:
-            settings |= {"default": parameter.default, "type": type(parameter.default)}
+            read = {int: whole_number, float: any_number, str: str}[type(parameter.default)]
+            settings |= {"default": parameter.default, "type": read}
             settings["help"] += " (default: %(default)s)"
         parser.add_argument(*dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]), **settings)
 
@@ -62,7 +67,8 @@ def run_eval(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compare_arguments(parser: OneLineParser) -> None:
+    parser.example = COMPARE_EXAMPLE
     parser.description = "Compare two evaluations problem by problem, with 95% intervals of the differences."
     parser.add_argument("base", help="summary.json of an evaluation, or its folder")
     parser.add_argument("trained", help="summary.json of the other evaluation, or its folder")
@@ -224,6 +230,9 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     >>> compare("outputs/base/aime", "outputs/trained/aime")
     ```
     """
+    for path in (base, trained):
+        if not os.fspath(path):  # for example a shell variable that is not set
+            raise FileNotFoundError(f"The name of an evaluation is empty. {_HOW_TO_NAME}")
     summaries = [_load_summary(Path(path)) for path in (base, trained)]
     settings = [{**summary["settings"], "scorer": summary["scorer"]} for summary in summaries]
     k, trained_k = (setting["k"] for setting in settings)
@@ -277,22 +286,26 @@ def _load_summary(path: Path) -> dict[str, Any]:
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        hint = (
-            "Name the `output_dir` of an evaluation, which `trl-dapo eval --model MODEL --dataset DATA --output_dir "
-            "FOLDER` writes."
-        )
+        hint = _HOW_TO_NAME
         if (path / JOURNAL_FILE).is_file():
             hint = "The evaluation has not ended. Run the same command again to continue it."
         raise FileNotFoundError(f"There is no `{file}`. {hint}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"`{file}` is not JSON: {error}") from error
+        if file.name == JOURNAL_FILE:
+            raise ValueError(
+                f"`{file}` has the completions of an evaluation, not its summary. Name its folder, `{file.parent}`."
+            ) from error
+        raise ValueError(
+            f"`{file}` is not JSON: {error}. If it is a damaged summary, run the command of this evaluation again, "
+            f"which writes it from the stored completions. Otherwise: {_HOW_TO_NAME}"
+        ) from error
     if (
         not has_fields(summary, _SUMMARY)
         or not has_fields(summary["settings"], _SETTINGS)
         or not summary["problems"]
         or not all(has_fields(problem, _PROBLEM) for problem in summary["problems"])
     ):
-        raise ValueError(f"`{file}` is not the summary of an evaluation.")
+        raise ValueError(f"`{file}` is not the summary of an evaluation. {_HOW_TO_NAME}")
     return summary
 
 

@@ -295,12 +295,13 @@ def evaluate(
         if not isinstance(dataset, _PATH):  # for a file or a dataset on the Hub, the header names it
             _check_same_dataset(journal, problems)
         with naming_missing_folders(None if base_url else model):
-            _complete(journal, problems, make_jobs(problems, k, seed), generate, progress, score_with, scorer_name)
+            jobs = make_jobs(problems, k, seed)
+            _complete(journal, problems, jobs, generate, progress, score_with, scorer_function, scorer_name)
         completions_PK = [
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
         ]
         # The lock on the journal also keeps a second process from writing the files below.
-        verdicts = _score_or_explain(score_with, scorer_name, journal, problems, completions_PK)
+        verdicts = _score_or_explain(score_with, scorer_function, scorer_name, journal, problems, completions_PK)
         warn_without_answers(completions_PK, verdicts, scorer)
         summary: dict[str, Any] = {"version": __version__, "settings": settings, "scorer": scorer_name}
         if accuracy_threshold is not None:
@@ -365,6 +366,7 @@ def _trainer_state(model: "str | os.PathLike | PreTrainedModel") -> "TrainerStat
 
 def _score_or_explain(
     score_with: Callable[..., Verdicts],
+    scorer: Scorer,
     name: str,
     journal: Journal,
     problems: list[Problem],
@@ -374,7 +376,13 @@ def _score_or_explain(
     try:
         return score_with(problems, completions_PK)
     except Exception as error:
-        what = str(error) if isinstance(error, ValueError) else f"The scorer {name!r} failed: {error!r}."
+        from ..rewards.checks import place_of_failure, was_raised_here
+
+        if isinstance(error, (TypeError, ValueError)) and was_raised_here(error):
+            what = str(error)
+        else:
+            place = place_of_failure(error, scorer)
+            what = f"The scorer {name!r} failed{place} with {type(error).__name__}: {str(error).rstrip('.')}."
         raise ValueError(
             f"{what} {len(journal.completions):,} completions are stored in `{journal.path}`. Repeat the command with "
             "a scorer that works to continue from there."
@@ -530,6 +538,7 @@ def _complete(
     generate: Callable,
     progress: bool,
     score_with: Callable[..., Verdicts],
+    scorer: Scorer,
     scorer_name: str,
 ) -> None:
     """
@@ -567,7 +576,7 @@ def _complete(
         def try_scorer(key: str) -> None:
             if is_tried.acquire(blocking=False):
                 completions = [journal.completions[key, i] for i in range(num_wanted[key])]
-                _score_or_explain(score_with, scorer_name, journal, [by_key[key]], [completions])
+                _score_or_explain(score_with, scorer, scorer_name, journal, [by_key[key]], [completions])
 
         def keep(job: Job, completion: GeneratedCompletion) -> None:
             journal.append(job.problem, job.index, completion)

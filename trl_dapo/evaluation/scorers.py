@@ -10,7 +10,6 @@ and the gold answer.
 import asyncio
 import copy
 import functools
-import importlib
 import inspect
 import logging
 import math
@@ -18,8 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..rewards.names import REWARD_FUNCS, answer_text, find_answers, names_of_trl
-from ..settings.arguments import load_function
+from ..rewards.names import REWARD_FUNCS, answer_text, find_answers, load_reward
 from .jobs import GeneratedCompletion, Problem
 
 
@@ -59,11 +57,7 @@ def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
     """Return the scorer with a name: a reward function, or a function of a completion and the gold answer."""
     if not isinstance(scorer, str):
         return scorer
-    name = scorer
-    if "." not in name and name not in REWARD_FUNCS and name.isidentifier():
-        if hasattr(importlib.import_module("trl.rewards"), name):
-            name = f"trl.rewards.{name}"
-    function = load_function("scorer", name, REWARD_FUNCS, others=[] if "." in name else names_of_trl())
+    function = load_reward("scorer", scorer)
     if function is REWARD_FUNCS["dapo_math"] and prompt_style in ("boxed", "think"):
         raise ValueError(
             f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, but the scorer {scorer!r} reads only the last "

@@ -46,8 +46,8 @@ class Panel:
         """Return the points of each line by its name in the legend. Lines that were not logged are left out."""
         if self is OUTCOMES:
             return _shares(log_history)
-        if self is INFORMATIVE:
-            return _informative_shares(log_history)
+        if self is ACCEPTED:
+            return _accepted_shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
         drawn = []
         for pattern, label in self.metrics.items():
@@ -98,13 +98,14 @@ ACCURACY_BY_TOKENS = Panel(
     over="num_tokens",
     top=1.0,
 )
-INFORMATIVE = Panel(
-    name="informative",
-    title="Informative groups in a batch",
+ACCEPTED = Panel(
+    name="accepted",
+    title="Accepted groups in a batch",
     unit="share of the groups",
-    metrics={"dynamic_sampling/groups_trained": "informative"},
-    caption="Only groups whose rewards differ have a gradient. GRPOTrainer trains on all sampled groups. DAPOTrainer "
-    "replaces the uninformative ones, so its line is at 1 if every batch was full.",
+    metrics={"dynamic_sampling/groups_trained": "accepted"},
+    caption="A group is accepted if its rewards differ, because otherwise it has no gradient. DAPOTrainer replaces "
+    "dropped groups, so its line is at 1 if every batch was full. GRPOTrainer trains on all sampled groups: its line "
+    "is the share whose rewards differ.",
     top=1.05,
 )
 ACCEPTANCE = Panel(
@@ -209,7 +210,7 @@ PANELS = (
     ACCURACY,
     ACCURACY_BY_TOKENS,
     REWARD_BY_TOKENS,
-    INFORMATIVE,
+    ACCEPTED,
     Panel(
         name="evaluation_reward",
         title="Reward in evaluations during training",
@@ -273,7 +274,7 @@ PANELS = (
     IN_FLIGHT,
 )
 OF_SEVERAL_RUNS = (ACCURACY_BY_TOKENS, REWARD_BY_TOKENS)  # only drawn if at least two runs logged them
-COMPARED = (ACCURACY_BY_TOKENS, INFORMATIVE)  # shown first if there are several runs
+COMPARED = (ACCURACY_BY_TOKENS, ACCEPTED)  # shown first if there are several runs
 # Areas and bars would cover one another, so there is a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
 BY_NAME = (REWARDS, SOURCES)  # with a line for each reward function or source; see `plot_named`
@@ -376,7 +377,7 @@ def plot_runs(
 
 def plot_comparison(log_histories: dict[str, list[dict]], path: str | os.PathLike, title: str = "") -> None:
     """Draw a comparison of several runs, whose logs are given by their names, and write it to a PNG file."""
-    panels = (ACCURACY, ACCURACY_BY_TOKENS, INFORMATIVE, ENTROPY)
+    panels = (ACCURACY, ACCURACY_BY_TOKENS, ACCEPTED, ENTROPY)
     figure = plot_runs(list(log_histories.values()), list(log_histories), panels, title)
     _write_png(figure, path)
 
@@ -543,22 +544,22 @@ def _style(theme: str) -> AbstractContextManager[None]:
     )
 
 
-def _informative_shares(log_history: list[dict]) -> dict[str, Points]:
+def _accepted_shares(log_history: list[dict]) -> dict[str, Points]:
     """
-    Return the share of informative groups in a batch.
+    Return the share of accepted groups in a batch.
 
     `DAPOTrainer` logs it as the number of trained groups. For `GRPOTrainer` it is 1 minus `frac_reward_zero_std`.
     """
     points = []
     for entry in log_history:
         trained, missing = (entry.get(f"dynamic_sampling/{name}") for name in ("groups_trained", "shortfall"))
-        uninformative = entry.get("frac_reward_zero_std")
+        equal = entry.get("frac_reward_zero_std")
         if is_number(trained) and is_number(missing):
             if trained + missing > 0:
                 points.append((entry["step"], trained / (trained + missing)))
-        elif is_number(uninformative):
-            points.append((entry["step"], 1.0 - uninformative))
-    return {"informative": ([step for step, _ in points], [share for _, share in points])} if points else {}
+        elif is_number(equal):
+            points.append((entry["step"], 1.0 - equal))
+    return {"accepted": ([step for step, _ in points], [share for _, share in points])} if points else {}
 
 
 def _shares(log_history: list[dict]) -> dict[str, Points]:

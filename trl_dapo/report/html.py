@@ -21,10 +21,10 @@ from ..run.counts import ROLLOUTS, total
 from ..version import __version__
 from . import drawing
 from .drawing import (
+    ACCEPTED,
     AXES,
     BY_NAME,
     COMPARED,
-    INFORMATIVE,
     OF_SEVERAL_RUNS,
     ONE_RUN_EACH,
     PANELS,
@@ -47,8 +47,8 @@ COLUMNS = {
     "reward": "reward",
     "reward of\ntrained groups": "trained_reward",
     "correct": "accuracy",
-    "informative\ngroups": "informative",
-    "accepted\ngroups": "acceptance",
+    "accepted groups\nin a batch": "accepted",
+    "acceptance\nrate": "acceptance",
     "tokens generated\nper token trained": "price",
     "tokens, prompts\nincluded": "tokens",
     "last evaluation": "evaluation",
@@ -158,7 +158,7 @@ def _summary(run: Run) -> dict[str, str | None]:
         "reward": _latest(series(log_history, "reward"), "{:.3f}"),
         "trained_reward": _latest(series(log_history, "trained_reward"), "{:.3f}"),
         "accuracy": _latest(series(log_history, "task_accuracy"), "{:.0%}"),
-        "informative": _latest(INFORMATIVE.find(log_history).get("informative"), "{:.0%}"),
+        "accepted": _latest(ACCEPTED.find(log_history).get("accepted"), "{:.0%}"),
         "acceptance": _latest(series(log_history, "dynamic_sampling/acceptance_rate"), "{:.0%}"),
         "price": f"{generated / trained:.2f}" if trained > 0 else None,
         "tokens": format_count(tokens[-1]) if tokens else None,

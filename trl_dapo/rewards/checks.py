@@ -10,9 +10,12 @@ import functools
 import inspect
 import itertools
 import numbers
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +30,10 @@ PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "l
 NOT_PASSED_ON = ("prompt", "completion", "completion_ids")
 RewardFunc = TypeVar("RewardFunc")
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# Code that is not the user's: this package, Python's own library, and packages that are installed.
+_PACKAGE = Path(__file__).parents[1]
+_LIBRARIES = (_PACKAGE, Path(sysconfig.get_path("stdlib")))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dataset") -> None:
@@ -117,14 +124,25 @@ def check_reward_funcs(
         raise ValueError(
             f"`reward_weights={[*reward_weights]}` are all 0, so nothing would be learned. Raise one of them."
         )
-    num_reward_funcs = len(reward_funcs)
-    if buffer is None or len(reward_weights) != num_reward_funcs + 1:
+    names = [
+        name or (given if isinstance(given, str) else type(given).__name__)
+        for name, given in zip(names, reward_funcs, strict=True)
+        if given is not None
+    ]
+    if len(reward_weights) == len(names):
         return
+    weights = f"{len(reward_weights)} weight{'s' if len(reward_weights) > 1 else ''}"
+    functions = f"{len(names)} reward function{'s' if len(names) > 1 else ''}"
+    wrong = f"`reward_weights` has {weights} for {functions} ({', '.join(map(repr, names))})."
+    if buffer is not None and len(reward_weights) == len(names) + 1:
+        raise ValueError(
+            f"{wrong} The punishment that `overlong_buffer_length={buffer}` adds is not one of them: its weight is "
+            f"`overlong_penalty_factor`. Leave the last weight out, and set "
+            f"`overlong_penalty_factor={reward_weights[-1]}` if it was meant for the punishment."
+        )
     raise ValueError(
-        f"`reward_weights` has {len(reward_weights)} weights for {num_reward_funcs} reward functions. The punishment "
-        f"that `overlong_buffer_length={buffer}` adds is not one of them: its weight is `overlong_penalty_factor`. "
-        f"Leave the last weight out, and set `overlong_penalty_factor={reward_weights[-1]}` if it was meant for the "
-        "punishment."
+        f"{wrong} Give one weight for each function, in the same order, or leave `reward_weights` out to give all of "
+        "them the weight 1."
     )
 
 
@@ -177,6 +195,32 @@ def _naming_in_a_note(name: str) -> Iterator[None]:
         raise
 
 
+def was_raised_here(error: BaseException) -> bool:
+    """Return whether an error was raised by this package, so that its message says what to correct."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(_PACKAGE)
+
+
+def place_of_failure(error: BaseException, reward_func: Any) -> str:
+    """
+    Return where a reward function failed, as a part of a sentence that begins with a space: the last line of the
+    user's code that was running, or where the function is defined if none of the user's code was running.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_of_user(frame.filename):
+            return f" in line {frame.lineno} of {frame.filename}"
+    function = _function_of(reward_func)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if code is None else f" (defined in line {code.co_firstlineno} of {code.co_filename})"
+
+
+def _is_of_user(file_name: str) -> bool:
+    path = Path(file_name)
+    if file_name.startswith("<frozen ") or _INSTALLED & {*path.parts}:
+        return False
+    return not any(path.is_relative_to(folder) for folder in _LIBRARIES)
+
+
 def wrap_reward(
     reward_func: RewardFunc,
     name: str,
@@ -206,9 +250,7 @@ def wrap_reward(
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
     own: Any = reward_func
-    inner = own
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = _function_of(own)
 
     def with_log_extra(kwargs: dict[str, Any]) -> dict[str, Any]:
         if log_extra is None or "log_extra" not in kwargs:
@@ -261,9 +303,14 @@ def distinct_names(names: Sequence[str]) -> list[str]:
 
 def _name_of(reward_func: Any) -> str:
     """Return the name of a reward function, or of the function that a `functools.partial` calls, or an empty text."""
+    return getattr(_function_of(reward_func), "__name__", "")
+
+
+def _function_of(reward_func: Any) -> Any:
+    """Return a reward function, or the function that a `functools.partial` calls."""
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
-    return getattr(reward_func, "__name__", "")
+    return reward_func
 
 
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ..settings.arguments import load_function
 from .dapo_math import dapo_math_reward, loggable, stated_answer
 from .last_number import bare_number_reward, last_number_reward
 from .math_verify import math_verify_reward
@@ -27,6 +28,16 @@ def names_of_trl() -> list[str]:
     """Return the names of TRL's reward functions. Its `get_` functions make one, and can only be used in Python."""
     names = importlib.import_module("trl.rewards").__all__
     return [name for name in names if name.endswith("_reward") and not name.startswith("get_")]
+
+
+def load_reward(option: str, name: str) -> Callable[..., Any]:
+    """Return the reward function that a user names: one of this package or of TRL, or a dotted import path."""
+    others: list[str] = []
+    if "." not in name and name not in REWARD_FUNCS:  # importing TRL takes time
+        others = names_of_trl()
+        if name.isidentifier() and hasattr(importlib.import_module("trl.rewards"), name):
+            name = f"trl.rewards.{name}"
+    return load_function(option, name, REWARD_FUNCS, others)
 
 
 def read_math_problems(reward_funcs: Collection[Any]) -> bool:

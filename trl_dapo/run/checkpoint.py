@@ -7,14 +7,14 @@ import math
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainingArguments
-from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -126,7 +126,8 @@ def load_state(
     folder: Path,
     sampler: Sampler | None,
     mismatches: Callable[[dict], dict[str, tuple]],  # returns the settings that do not fit the rows, by name
-    restore: Callable[[dict, bool], None],  # receives the part of this process, and whether its rows can be used
+    # Receives the part of this process, whether its rows can be used, and the settings that a warning names anyway.
+    restore: Callable[[dict, bool, Collection[str]], None],
     ignore_data_skip: bool,
 ) -> None:
     """
@@ -141,8 +142,8 @@ def load_state(
     has_rows = local is not None and (
         local["update"]["rollout"] is not None or bool(local["queue"] and local["queue"]["groups"])
     )
-    has_optimizer = _holds_optimizer(folder)
-    resumed = "weights and the optimizer are resumed" if has_optimizer else "weights are resumed"
+    lacking = _missing_optimizer_files(folder)
+    resumed = "weights are resumed" if lacking else "weights and the optimizer are resumed"
     found = gather_object(
         [
             {
@@ -155,14 +156,9 @@ def load_state(
     )
     problems = [one["problem"] for one in found if one["problem"]]
     all_lost = [one["lost"] for one in found if one["lost"]]
-    is_model_alone = not has_optimizer and not (folder / STATE_NAME).exists()
-    if not has_optimizer:
-        warn(
-            f"{folder} contains no optimizer, as with `save_only_model=True`. The weights and the number of the step "
-            "are resumed, but the optimizer and the learning-rate schedule start from the beginning"
-            f"{', and so does the pass over the prompts' if is_model_alone else ''}. Save checkpoints with "
-            "`save_only_model=False` to resume everything."
-        )
+    is_model_alone = bool(lacking) and not (folder / STATE_NAME).exists()
+    if lacking:
+        warn(_describe_missing_optimizer(folder, lacking, is_model_alone))
     if is_model_alone:
         return
     if shared is None or problems:
@@ -188,29 +184,52 @@ def load_state(
                 f"{folder} contains the first completions of {num_lost} groups whose examples are not in the dataset "
                 "any more. These completions are not used."
             )
-    if local is not None:
-        restore(local, not differs)
-    if all_lost and not differs:
-        warn(
+    warning = None
+    if differs:
+        any_rows = any(one["has_rows"] for one in found)
+        warning = describe_mismatch(str(folder), differs, any_rows, f"The {resumed}")
+    elif all_lost:
+        warning = (
             f"{folder} can be resumed only in part: {all_lost[0]}. Its completions of an unfinished rollout and of "
             "carried groups are not used. Everything else is resumed."
         )
-    elif differs:
-        any_rows = any(one["has_rows"] for one in found)
-        warning = describe_mismatch(str(folder), differs, any_rows, f"The {resumed}")
-        if warning is not None:
-            warn(warning)
+    if local is not None:
+        restore(local, not differs, differs if warning is not None else ())
+    if warning is not None:
+        warn(warning)
 
 
-def _holds_optimizer(folder: Path) -> bool:
+def _missing_optimizer_files(folder: Path) -> list[str]:
     """
-    Return whether a checkpoint contains the optimizer and the schedule.
+    Return the files of the optimizer and of the schedule that a checkpoint lacks.
 
     If one of them is missing, transformers silently starts both from the beginning.
     """
     names = {path.name for path in folder.iterdir()}
-    is_from_deepspeed = any(name.startswith("global_step") for name in names)
-    return is_from_deepspeed or (any("optimizer" in name for name in names) and SCHEDULER_NAME in names)
+    if any(name.startswith("global_step") for name in names):  # DeepSpeed keeps both in folders of this name
+        return []
+    has_optimizer = any("optimizer" in name for name in names)
+    return ([] if has_optimizer else [OPTIMIZER_NAME]) + ([] if SCHEDULER_NAME in names else [SCHEDULER_NAME])
+
+
+def _describe_missing_optimizer(folder: Path, lacking: list[str], is_model_alone: bool) -> str:
+    """Return what is not resumed from a checkpoint that lacks these files, why they are missing, and what to do."""
+    files = " and ".join(f"`{name}`" for name in lacking)
+    # With `save_only_model=True`, transformers saves neither of these files nor the state of the random numbers, and
+    # this package saves nothing of its own.
+    others = ("optimizer", SCHEDULER_NAME, "rng_state", OWN_PREFIX)
+    was_saved_whole = any(path.name.startswith(others) for path in folder.iterdir())
+    it, is_ = ("them", "are") if len(lacking) > 1 else ("it", "is")
+    if was_saved_whole:
+        why = f"{files} {is_} missing in {folder}, which was not saved with `save_only_model=True`."
+        advice = f"Put {it} back, or resume from another checkpoint, to resume everything."
+    else:
+        why = f"{files} {is_} missing in {folder}. It was saved with `save_only_model=True`, or they were deleted."
+        advice = "Save checkpoints with `save_only_model=False` to resume everything."
+    return (
+        f"{why} The weights and the number of the step are resumed, but the optimizer and the learning-rate schedule "
+        f"start from the beginning{', and so does the pass over the prompts' if is_model_alone else ''}. {advice}"
+    )
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
@@ -405,7 +424,8 @@ def warn_of_earlier_run(args: TrainingArguments) -> None:
         deletes = f"delete checkpoints of the earlier run when it saves its own (`save_total_limit={limit}`) and "
         logger.warning(
             f"{checkpoint} is from an earlier run, but this run starts from the beginning. It will "
-            f"{deletes if limit else ''}overwrite the earlier model. Set another `output_dir`, or continue the "
-            "earlier run with `resume_from_checkpoint=True`. To continue this run later, name its checkpoint: `True` "
-            "takes the checkpoint with the highest step, which may be one of the earlier run."
+            f"{deletes if limit else ''}overwrite the earlier model. Set another `output_dir`, delete the checkpoints "
+            "of the earlier run, or continue that run with `resume_from_checkpoint=True`. Otherwise, to continue this "
+            "run later, name its checkpoint: `True` takes the checkpoint with the highest step, which may be one of "
+            "the earlier run."
         )

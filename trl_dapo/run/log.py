@@ -5,7 +5,7 @@
 import dataclasses
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +122,19 @@ def settings_to_compare(args: TrainingArguments) -> dict[str, dict[str, Any]]:
     }
 
 
-def describe_changes(folder: str, theirs: dict[str, dict], own: dict[str, dict]) -> str | None:
-    """Return a sentence about the settings that differ from those of the checkpoint, with both values, or `None`."""
+def describe_changes(
+    folder: str, theirs: dict[str, dict], own: dict[str, dict], named_elsewhere: Collection[str] = ()
+) -> str | None:
+    """
+    Return a sentence about the settings that differ from those of the checkpoint, with both values, or `None`.
+
+    Settings that another message names with their values are left out.
+    """
     changes = {}
     for name in [*theirs, *(name for name in own if name not in theirs)]:
         there = theirs[name]["value"] if name in theirs else own[name]["default"]
         here = own[name]["value"] if name in own else theirs[name]["default"]
-        if there != here and not _is_extended(name, there, here):
+        if there != here and name not in named_elsewhere and not _is_extended(name, there, here):
             changes[name] = f"`{name}` ({there!r} there, {here!r} here)"
     if not changes:
         return None

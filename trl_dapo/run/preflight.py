@@ -16,7 +16,7 @@ from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template, prepare_multimodal_messages
 
 from ..config import DAPOConfig
-from ..rewards.checks import check_prompt_column
+from ..rewards.checks import check_prompt_column, place_of_failure
 from ..sampling.sampler import Sampler
 from ..sampling.screen import Screen
 from ..settings.arguments import read_mapping
@@ -200,12 +200,13 @@ def describe_missing_processes(num_processes: int) -> str | None:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Add the name of the reward function to an error that it raises."""
+def _naming(name: str, reward_func: Any) -> Iterator[None]:
+    """Add the name of the reward function, and where it failed, to an error that it raises."""
     try:
         yield
     except Exception as error:
-        raise SetupError(f"The reward function {name!r} failed with {type(error).__name__}: {error}") from error
+        place = place_of_failure(error, reward_func)
+        raise SetupError(f"The reward function {name!r} failed{place} with {type(error).__name__}: {error}") from error
 
 
 def _prompt_for_rewards(example: dict) -> Any:

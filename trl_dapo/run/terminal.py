@@ -23,11 +23,11 @@ from transformers.utils import logging as transformers_logging
 from ..config import DAPOConfig
 from ..number_format import format_count, format_duration, format_number
 from ..sampling.batch import Batch
-from ..sampling.report import advise, describe_shortfall, describe_unscored
+from ..sampling.report import advise, describe_no_group_yet, describe_shortfall, describe_unscored
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
-from .counts import SAMPLING, acceptance_rate, mean, num_accepted, total
+from .counts import DROPPED, SAMPLING, acceptance_rate, mean, num_accepted, total
 from .early_stop import StopCallback
 from .ledger import read_rollouts
 from .log import LOG_HISTORY_NAME
@@ -76,11 +76,15 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
             bar.n = rollout.target - rollout.shortfall
             bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
             num_passes = sampler.new_passes_without_group()
-            # After an empty rollout, its own warning has said the same.
-            if num_passes and not sampler.totals.empty_rollouts_in_a_row and PartialState().is_main_process:
+            message = None
+            if num_passes:
                 passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
-                message = f"No group was accepted in {passes} over the training dataset."
-                logger.warning(f"{message} {advise(rollout)}".rstrip())
+                message = f"No group was accepted in {passes} over the training dataset. {advise(rollout)}".rstrip()
+            elif sampler.has_new_batches_without_group():
+                message = describe_no_group_yet(sampler)
+            # After an empty rollout, its own warning has said the same.
+            if message is not None and not sampler.totals.empty_rollouts_in_a_row and PartialState().is_main_process:
+                logger.warning(message)
 
         yield show
 
@@ -300,6 +304,53 @@ def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None
     )
 
 
+def _why_no_step_changed_weights(
+    log_history: Sequence[dict],
+    all_empty: bool,
+    num_groups_trained: int | None,
+    rollouts: Sequence[dict],
+    learning_rate: float | None,
+) -> str | None:
+    """
+    Return the end of a sentence that begins with "No step changed the weights", or `None` if a step did.
+
+    Args:
+        log_history (`Sequence[dict]`):
+            The log of the run.
+        all_empty (`bool`):
+            Whether no step had a token in the loss.
+        num_groups_trained (`int`, *optional*):
+            Number of groups that were trained on. `None` without dynamic sampling.
+        rollouts (`Sequence[dict]`):
+            The rollouts from the ledger, if it has all of them.
+        learning_rate (`float`, *optional*):
+            The setting of this name, if it is that of all steps.
+    """
+    if learning_rate == 0:
+        return ", because `learning_rate` is 0"
+    entries = _of_rollouts(log_history)
+    if not all_empty:
+        # Without dynamic sampling, groups with equal rewards are trained on, with advantages of 0.
+        had_equal_rewards = _always(entries, "frac_reward_zero_std", 1.0) and _always(entries, "grad_norm", 0.0)
+        if num_groups_trained is None and had_equal_rewards:
+            return ", because in every group all rewards were equal, so that all advantages were 0"
+        return None
+    if num_groups_trained == 0:
+        names = dict.fromkeys(name for entry in rollouts or entries for name in entry if name.startswith(DROPPED))
+        counts = {name.removeprefix(DROPPED): round(total(rollouts or entries, name)) for name in names}
+        most = sorted(counts.items(), key=lambda reason: -reason[1])
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in most if count)
+        return f", because no group was accepted (dropped: {dropped})" if dropped else ""
+    if _always(entries, "completions/clipped_ratio", 1.0):
+        return ", because every completion was cut off, and completions that are cut off are left out of the loss"
+    return ", because no token was in the loss"
+
+
+def _always(entries: Sequence[dict], metric: str, value: float) -> bool:
+    """Return whether a metric was logged and always had this value."""
+    return {entry[metric] for entry in entries if metric in entry} == {value}
+
+
 def summarize(
     log_history: Sequence[dict],
     totals: Totals | None,
@@ -316,11 +367,17 @@ def summarize(
     num_prompts: int | None = None,  # of a rollout batch
     why: str | None = None,  # why the run ended, see `StopCallback.why_ended`
     num_different: int | None = None,  # groups that trained, without the copies of the mode "replace"
+    learning_rate: float | None = None,  # the setting, if it is that of all steps
+    reward_names: Sequence[str] = (),
 ) -> list[str]:
     """Return the summary of a run, one line for each fact that is known."""
+    num_groups_trained = None if totals is None else totals.groups_trained - num_groups_left
     empty = count_empty_steps(log_history)
-    if empty == step:
+    reason = _why_no_step_changed_weights(log_history, empty == step, num_groups_trained, rollouts, learning_rate)
+    if step == 0:
         changed = "No step changed the weights"
+    elif reason is not None:
+        changed = f"No step changed the weights{reason}"
     else:
         changed = f"{empty:,} of them did not change the weights" if empty else "Every step changed the weights"
     since = f" from step {resumed_at:,}" if resumed_at else ""
@@ -367,8 +424,12 @@ def summarize(
         change = _change(first, last, name, format_number)
         if change is not None:
             changes.append(f"{name.split('/')[1]} {change}")
-    if changes:
-        lines.append(f"Rewards:   {', '.join(changes)} ({steps}).")
+    parts = [f"{', '.join(changes)} ({steps})"] if changes else []
+    logged = {name for entry in [*log_history, *rollouts] for name in entry}
+    if silent := [name for name in reward_names if f"rewards/{name}/mean" not in logged]:
+        parts.append(f"never scored: {', '.join(silent)}")
+    if parts:
+        lines.append(f"Rewards:   {'; '.join(parts)}.")
     evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for entry in log_history:
         evaluation = _evaluation(entry)
@@ -421,12 +482,14 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         sampler: Sampler | None,
         dataset: Sized | Iterable,
         num_groups_left: Callable[[], int] = lambda: 0,  # see `summarize`; collective
+        reward_names: Sequence[str] = (),
         every: int = 1,  # optimizer steps per line of the table
         file: IO[str] | None = None,  # defaults to standard output
     ) -> None:
         super().__init__()
         self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, has_length(dataset)
         self._stopwatch, self._num_groups_left, self.every, self.file = stopwatch, num_groups_left, every, file
+        self._reward_names = reward_names
         self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file a bar would be one endless line
         self._window: list[dict] = []
         self._num_rows = self._num_batches = 0
@@ -543,6 +606,8 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             rollouts=rollouts,
             why=self._stops.why_ended(state),
             num_different=num_different,
+            learning_rate=None if resumed_at else self._args.learning_rate,  # a checkpoint has one of its own
+            reward_names=self._reward_names,
         )
         made_no_step = state.global_step == resumed_at > 0
         if made_no_step:

@@ -55,6 +55,11 @@ class PromptStream:
         self._rows: Iterator[tuple[str, Any]] | None = None
 
     @property
+    def num_rows(self) -> int | None:
+        """Number of rows of the dataset, or `None` if it is streamed and was not read to its end yet."""
+        return self._source.length
+
+    @property
     def passes(self) -> float:
         """Number of passes over the dataset, including the fraction of the present one if its length is known."""
         return self.passes_at(self.num_passes, self._position)

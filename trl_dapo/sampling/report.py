@@ -13,7 +13,7 @@ from .drop_reasons import REASONS, has_spread, reward_sizes, task_reward
 from .groups import PromptGroup
 from .rollout import Rollout
 from .rounds import Round
-from .sampler import MAX_STALENESS, ORDER, Sampler
+from .sampler import DATA, MAX_STALENESS, ORDER, Sampler
 
 
 # Advice to the user, by the reason for which most groups were dropped.
@@ -222,6 +222,26 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
     return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}"
 
 
+def describe_no_group_yet(sampler: Sampler) -> str:
+    """Describe a rollout that continues although none of its groups was accepted so far, and when it ends."""
+    rollout = sampler.rollout
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    if sampler.max_gen_batches:
+        end = f"until the limit of {sampler.max_gen_batches:g} batches (`dynamic_sampling_max_gen_batches`) is reached"
+    elif sampler.max_empty_batches:
+        end = (
+            f"until {sampler.max_empty_batches:g} batches brought none (`dynamic_sampling_stop_after`), because "
+            "`dynamic_sampling_max_gen_batches=0` sets no limit"
+        )
+    else:
+        end = "without end: `dynamic_sampling_max_gen_batches` and `dynamic_sampling_stop_after` are both 0"
+    num_batches = rollout.num_completions // (sampler.target * sampler.num_generations)
+    return (
+        f"No group was accepted in {num_batches} batches of completions (dropped: {reasons}). Sampling continues "
+        f"{end}. {advise(rollout)}"
+    ).rstrip()
+
+
 def _why_not_raise_limit(rollout: Rollout, setting: str) -> str | None:
     """Return why a higher limit would not fill the batch, or `None` if it may."""
     if _main_drop_reason(rollout) == "unscored":
@@ -274,7 +294,6 @@ def _main_drop_reason(rollout: Rollout) -> str | None:
 
 def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
     """Describe what is not used of a checkpoint that does not fit the run. Return `None` if all of it is used."""
-    settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
     if has_rows:
         lost.append("its completions of an unfinished rollout and of carried groups are not used")
@@ -282,4 +301,26 @@ def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, re
         lost.append("the pass over the prompts starts from the beginning")
     if not lost:
         return None
-    return f"{folder} was written with other settings: {settings}. {resumed}, but {' and '.join(lost)}."
+    settings = [
+        f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items() if name not in DATA
+    ]
+    changes = [_describe_other_data(differs)] if differs.keys() & DATA else []
+    if settings:
+        changes.append(f"other settings: {', '.join(settings)}")
+    sources = ["dataset"] * bool(differs.keys() & DATA) + ["settings"] * bool(settings)
+    return (
+        f"{folder} was written with {', and with '.join(changes)}. {resumed}, but {' and '.join(lost)}. To use all of "
+        f"the checkpoint, resume with its {' and '.join(sources)}. If you meant to change "
+        f"{'them' if settings else 'the dataset'}, there is nothing to do."
+    )
+
+
+def _describe_other_data(differs: dict[str, tuple]) -> str:
+    """Return in words how the dataset of a checkpoint differs from that of the run."""
+    if "first_rows" in differs:
+        return "another dataset (its first rows differ)"
+    there, here = differs["dataset"]
+    if there == here:
+        return f"another dataset ({here:,} rows there and here, but other prompts or another order)"
+    there, here = ("streamed" if num_rows is None else f"{num_rows:,} rows" for num_rows in (there, here))
+    return f"another dataset ({there} there, {here} here)"

@@ -31,8 +31,12 @@ from .selection import Selection, rest_of, separate_whole_requests
 
 # The entries of a checkpoint's header that determine the order of the prompts.
 ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
+DATA = {"dataset", "first_rows"}  # those that are hashes of rows
 # In rollouts: a group is sampled two rollouts ahead, or one rollout ahead and then carried once.
 MAX_STALENESS = 2
+# Rollout batches of completions without an accepted group, after which a rollout that continues says so. By default a
+# rollout samples no more.
+BATCHES_BEFORE_WARNING = 10
 # How many sources have metrics of their own: the ones that the run encounters first.
 MAX_SOURCES = 8
 
@@ -116,6 +120,7 @@ class Sampler:
         self._is_open = False  # whether a rollout is under way
         self._passes_at_last_group = stream.passes_taken  # passes when a group was last accepted
         self._passes_without_group = 0
+        self._has_warned_of_batches = False
 
     # ---- One rollout ----
 
@@ -368,6 +373,18 @@ class Sampler:
         self._passes_without_group = num_passes
         return num_passes if has_doubled else 0
 
+    def has_new_batches_without_group(self) -> bool:
+        """
+        Return whether to warn, once per run, that many batches of completions brought no accepted group, although the
+        rollout continues.
+        """
+        rollout = self.rollout
+        num_batches = rollout.num_completions / (self.target * self.num_generations)
+        if self._has_warned_of_batches or rollout.accepted or num_batches < BATCHES_BEFORE_WARNING:
+            return False
+        self._has_warned_of_batches = self.num_missing > 0 and not self.has_given_up and self.completions_left > 0
+        return self._has_warned_of_batches
+
     # ---- Checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
@@ -396,13 +413,15 @@ class Sampler:
         Continue from a state, as far as it fits this run. `queue` is this process's [`GroupQueue.state_dict`].
 
         Return the entries of the header that differ, each with the saved and the present value, and how many partial
-        groups were left behind.
+        groups were left behind. For [`DATA`] the values are numbers of rows, or `None` if the length is not known.
         """
         differs = {}
         if not ignore_data_skip:
             self.stream.begin()
             theirs, own = state["header"], self.stream.order()
             differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
+            for name in DATA & differs.keys():
+                differs[name] = state["stream"]["length"], self.stream.num_rows
         # Groups of a run with other settings do not fit this one.
         keeps_groups = queue is not None and not differs
         if ignore_data_skip or differs:

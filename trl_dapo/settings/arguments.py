@@ -4,6 +4,7 @@
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
+from types import ModuleType
 from typing import Any, NoReturn
 
 from .recipe_files import find_accelerate_config, find_recipe
@@ -36,8 +38,28 @@ PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # and how JSO
 class OneLineParser(argparse.ArgumentParser):
     """Argument parser that reports a mistake in one line, without the usage."""
 
+    example = ""  # a command with everything that is required
+
     def error(self, message: str) -> NoReturn:
+        if self.example and "arguments are required" in message:
+            message = f"{message}. Write `{self.example}`."
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number that a command line gives as text. Used as a `type` of `argparse`."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
+def any_number(text: str) -> float:
+    """Return the number that a command line gives as text. Used as a `type` of `argparse`."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
 
 
 def one_line(error: BaseException) -> str:
@@ -168,7 +190,11 @@ def load_function(option: str, name: str, known: dict[str, Callable], others: It
     try:
         function = getattr(importlib.import_module(module), attribute)
     except AttributeError:
-        raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
+        there = _functions_of(sys.modules[module])
+        question = _did_you_mean(attribute, there, f"{module}.")
+        raise ImportError(
+            f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.{question}"
+        ) from None
     except ImportError as error:
         raise ImportError(
             f"`{option}` names {name!r}, which cannot be imported: {error}. Modules in {os.getcwd()} can be named too."
@@ -176,6 +202,13 @@ def load_function(option: str, name: str, known: dict[str, Callable], others: It
     if isinstance(function, type) or not callable(function):
         raise ValueError(f"`{option}` names {name!r}, which is not a function but {function!r:.80}.")
     return function
+
+
+def _functions_of(module: ModuleType) -> list[str]:
+    """Return the names of the functions of a module that a user may mean."""
+    # The `get_` functions of TRL make a reward function, and are none.
+    names = [name for name in dir(module) if not name.startswith(("_", "get_"))]
+    return [name for name in names if inspect.isroutine(getattr(module, name, None))]
 
 
 def read_mapping(name: str, value: Any) -> Any:
@@ -227,6 +260,11 @@ def refuse_unknown_fields(
         question = _did_you_mean(name, [*known, *options], "--" if source is None else "")
         found.append(f"{what}.{question or ' No known name is similar. Leave it out.'}")
     raise ValueError(" ".join(found))
+
+
+def names_of_options(words: Iterable[str]) -> list[str]:
+    """Return the names of the options among the words of a command line: `num_steps` of `--num-steps=3`."""
+    return [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
 
 
 def describe_unknown_command(command: str, commands: Iterable[str]) -> str:

@@ -125,6 +125,9 @@ CHOICES: dict[str, tuple] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 
+# What to say of a choice that is not similar to any known one, by setting.
+HINTS_FOR_CHOICES = {"dynamic_sampling_mode": " To turn dynamic sampling off, set `use_dynamic_sampling=False`."}
+
 # How a truth value may be written on a command line and in YAML.
 TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 
@@ -150,7 +153,7 @@ def check_choice(name: str, value: Any, choices: Iterable) -> None:
         named = [choice for choice in choices if choice is not None]
         texts = [choice for choice in named if isinstance(choice, str)]
         nearest = get_close_matches(str(value).lower(), texts, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else HINTS_FOR_CHOICES.get(name, "")
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, named))}, got {value!r}.{hint}")
 
 
