@@ -43,6 +43,7 @@ TRIAL, SEEDS, OUTPUT = 100, range(10, 15), Path("outputs/savings")
 GRPO, PAPER, CARRY, SCREEN, BOTH = "GRPO", "paper", "carry", "carry, screen", "carry, screen, memory"
 AUTO = "carry, auto"
 SCREEN_WEIGHTED, BOTH_WEIGHTED = f"{SCREEN}, weighted", f"{BOTH}, screen weighted"
+SCREEN_AT_EQUAL_RATE = f"{SCREEN}, the weighted arm's rate"  # not its own best; only on the quickstart
 
 
 def savings(memory, screen):
@@ -62,8 +63,9 @@ ARMS = {
     AUTO: Arm(CountedDAPO, savings(memory="auto", screen="auto")),
     SCREEN_WEIGHTED: Arm(CountedScreenWeighted, savings(memory=False, screen="on")),
     BOTH_WEIGHTED: Arm(CountedScreenWeighted, savings(memory=True, screen="on")),
+    SCREEN_AT_EQUAL_RATE: Arm(CountedDAPO, savings(memory=False, screen="on")),
 }
-COLUMNS = tuple(ARMS)  # of the tables
+COLUMNS = tuple(arm for arm in ARMS if arm != SCREEN_AT_EQUAL_RATE)  # of the tables
 
 
 # ---- The picture ----
@@ -184,6 +186,8 @@ def predictions_of(task):
     ]
     if one_in_ten:
         predicted.append((AUTO, CARRY, fraction_of_tokens(task, 0.4), LOWER))
+    if task == "quickstart":
+        predicted += [(SCREEN_WEIGHTED, SCREEN_AT_EQUAL_RATE, quantity, NOT_HIGHER) for quantity in (steps, tokens)]
     if task in ("quickstart", "two rewards"):
         predicted.append((AUTO, 0.01, SCREENED, LOWER))  # stands for never: less than one prompt in a hundred
     return [predict(task, *each) for each in predicted]
@@ -245,6 +249,8 @@ def acceptance_rate(log):
 
 def best_factor(results, task, arm):
     """Return the factor with the highest accuracy after the task's steps, with the seed that does not count."""
+    if arm == SCREEN_AT_EQUAL_RATE:
+        arm = SCREEN_WEIGHTED
     factors, reached = TASKS[task].factors, after(task, STEPS, "accuracy")
     if len(factors) == 1:
         return factors[0]
@@ -320,6 +326,7 @@ def main(task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=1, o
     results = STUDY.read()
     for name in () if from_kept else task:
         checkpoint, _ = TASKS[name].make_checkpoint(output_dir)
+        arms_here = [each for each in arm if each != SCREEN_AT_EQUAL_RATE or name == "quickstart"]
 
         def run_those(*keys, name=name, checkpoint=checkpoint):
             jobs = [make_job(name, *key) for key in keys]
@@ -330,11 +337,11 @@ def main(task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=1, o
 
         if len(TASKS[name].factors) > 1:
             for factor in TASKS[name].factors:
-                run_those(*((each, factor, TRIAL) for each in arm))
+                run_those(*((each, factor, TRIAL) for each in arms_here if each != SCREEN_AT_EQUAL_RATE))
         for seed in SEEDS:
             # The first run of a process is a little slower, so every seed begins with another arm.
-            first = seed % len(arm)
-            arms = [*arm[first:], *arm[:first]]
+            first = seed % len(arms_here)
+            arms = [*arms_here[first:], *arms_here[:first]]
             run_those(*((each, best_factor(results, name, each), seed) for each in arms))
     print_tables(results)
     draw(results)
