@@ -30,7 +30,7 @@ every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: pat
 EXACT = {"rel": 1e-3}  # far above the rounding of float32, below the last digit of a figure with three digits
 MAX_BYTES = 300_000
 REAL_MODEL, MODEL = "04_a_real_model.ipynb", "TRL_DAPO_SMOLLM2"
-LONG, RUN_LONG = "01_quickstart.ipynb", "TRL_DAPO_ALL_NOTEBOOKS"
+LONG, RUN_LONG = ("01_quickstart.ipynb", "03_read_a_run.ipynb"), "TRL_DAPO_ALL_NOTEBOOKS"
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 
 
@@ -76,8 +76,8 @@ def numbers(text):
 def test_a_notebook_gives_the_same_outputs_when_it_is_run_again(path):
     if path.name == REAL_MODEL and MODEL not in os.environ:
         pytest.skip(f"{MODEL} is not set: the folder of a model of 0.3 GB, and ten minutes")
-    if path.name == LONG and RUN_LONG not in os.environ:
-        pytest.skip(f"{RUN_LONG} is not set: two minutes for what `trl-dapo quickstart` does too")
+    if path.name in LONG and RUN_LONG not in os.environ:
+        pytest.skip(f"{RUN_LONG} is not set: minutes of training, which a weekly run takes")
     stored = nbformat.read(path, as_version=4)
     execute = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["execute"]
     assert differences(stored, execute(copy.deepcopy(stored))) == []
