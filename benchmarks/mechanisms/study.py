@@ -198,10 +198,10 @@ def describe_facts(results):
     """Return the facts on which the outcomes depend, as text for the page."""
     clipped = [mean_of_runs(results, CLIP, arm, "upper-clip share") for arm in MECHANISMS[CLIP].arms]
     informative = mean_of_runs(results, SAMPLING, "off", "informative groups")
+    shares = [f"{100 * share:.1f}% at {clip}" for clip, share in zip(MECHANISMS[CLIP].arms, clipped, strict=True)]
     return (
-        f"{len({seed for *_, seed in results})} seeds. Tokens at an upper clip of {', '.join(MECHANISMS[CLIP].arms)}: "
-        f"{', '.join(f'{100 * share:.1f}%' for share in clipped)}. Informative groups without dynamic sampling: "
-        f"{100 * informative:.0f}%."
+        f"There are {len({seed for *_, seed in results})} seeds. Without dynamic sampling {100 * informative:.0f}% of "
+        f"the groups are informative. The upper clip stopped this share of the tokens: {', '.join(shares)}."
     )
 
 

@@ -288,7 +288,8 @@ def test_memory_that_runs_out_with_the_first_completions_is_named_and_does_not_t
         return [0.0] * 8
 
     said = refusal(made(reward, **SCREENED | {"dynamic_sampling_screen": screen}))
-    assert said.startswith("The reward function 'reward' failed with OutOfMemoryError: CUDA out of memory.")
+    assert said.startswith("The reward function 'reward' failed in line ")
+    assert " with OutOfMemoryError: CUDA out of memory. " in said
     assert said.endswith("It needs more memory than the model leaves.")
 
 
