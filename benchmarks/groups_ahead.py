@@ -130,7 +130,7 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
 
     def submit_ahead():
         sampler.request_ahead()
-        pool.submit(sampler.queue.in_flight)
+        pool.submit(sampler.queue.requests_in_flight)
 
     def sample(requests):
         with pool.answering(requests):

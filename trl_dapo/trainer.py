@@ -5,7 +5,7 @@
     for each rollout batch:
         until the batch is full, or the limit is reached:
             sample G completions per prompt and score them  _sample_round
-            keep the groups whose rewards differ            _filter_groups, Sampler
+            keep the groups whose rewards differ            _decide_on_groups, Sampler
         compute advantages within each group                GRPOTrainer, on the accepted groups (_build_training_batch)
         for each optimizer step:
             clip with Clip-Higher, average over tokens      UpdatePhaseMixin
@@ -394,7 +394,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 started = time.perf_counter()
                 round_ = self._sample_round(sampler, requests)
                 sampler.add(round_)
-                for decisions in self._filter_groups(sampler, round_, step):
+                for decisions in self._decide_on_groups(sampler, round_, step):
                     self._ledger.add_groups(decisions)
                     sampler.record_decisions(decisions)
                 round_.seconds = time.perf_counter() - started
@@ -426,7 +426,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         """Request completions for later rollouts from the server."""
         if self.args.rollouts_ahead:
             sampler.request_ahead(0 if self.stop.is_past_a_limit else self._num_rollouts_left)
-            self._ahead.submit(sampler.queue.in_flight)
+            self._ahead.submit(sampler.queue.requests_in_flight)
 
     def _sample_round(self, sampler: Sampler, requests: list[GenerationRequest]) -> Round:
         """Sample and score the requested completions, without computing log-probabilities."""
@@ -520,7 +520,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             logs[column] = gather_object(values + [None] * num_copies)
         return logs
 
-    def _filter_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decisions]:
+    def _decide_on_groups(self, sampler: Sampler, round_: Round, step: int) -> Iterator[Decisions]:
         """Yield the groups of a round, those of equal size together, with the reason to drop each, or `None`."""
         by_size: dict[tuple[int, int], list[PromptGroup]] = {}  # by number of completions before this round and now
         for request in round_.requests:
@@ -649,7 +649,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             finally:
                 self._ahead.cancel()
                 if self._sampler is not None:  # if the run continues, it requests these again
-                    self._sampler.unanswered = {one.group.number for one in self._sampler.queue.in_flight}
+                    self._sampler.unanswered = {one.group.number for one in self._sampler.queue.requests_in_flight}
 
 
 def _logged(name: str, group: PromptGroup) -> Sequence:

@@ -134,8 +134,8 @@ class PenaltiesCount(Watched):
         super().__init__(*args, **kwargs)
         self.penalised = []  # rows and rewards of this rollout's dropped groups whose penalties differ
 
-    def _filter_groups(self, sampler, round_, step):
-        for decisions in super()._filter_groups(sampler, round_, step):
+    def _decide_on_groups(self, sampler, round_, step):
+        for decisions in super()._decide_on_groups(sampler, round_, step):
             for group, reason in zip(decisions.groups, decisions.reasons, strict=True):
                 total = group.rewards.nansum(dim=1)
                 if reason is not None and total.max() - total.min() > 1e-6:

@@ -154,7 +154,7 @@ class Ahead(WithLengths):
 
     def _submit_ahead(self):
         self.sampler.request_ahead()
-        self._submit(self.sampler.queue.in_flight)
+        self._submit(self.sampler.queue.requests_in_flight)
 
     def play_until_trained(self, update_seconds):
         """Simulate one rollout, as the trainer does it, and its update."""

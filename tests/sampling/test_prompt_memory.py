@@ -278,3 +278,15 @@ def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):
 def test_a_draw_hangs_on_the_seed_its_number_and_the_prompt_alone():
     memory = PromptMemory(seed=3)
     assert [memory._draw("a"), memory._draw("b")] == [int(digest(text), 16) / 2**64 for text in ("3/1/a", "3/2/b")]
+
+
+def test_a_group_without_a_score_leaves_a_prompt_the_weight_of_its_skipped_passes():
+    memory = PromptMemory()
+    memory.update("a", 0, 4, step=1)
+    memory._records["a"].num_passes = 6  # it was skipped in five passes
+    memory.update("a", 0, 0, step=2)
+    memory.update("a", 4, 4, step=3)
+    other = PromptMemory()
+    other.update("a", 0, 4, step=1)
+    other.population.update(4, 4, 6)
+    assert memory.population.state_dict() == other.population.state_dict()

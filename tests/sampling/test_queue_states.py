@@ -382,7 +382,7 @@ class Run:
         except Interrupted:  # as at the end of `DAPOTrainer.train`
             self.book.submitted, self.has_failed = {}, True
             for sampler in self.samplers:
-                sampler.unanswered = {request.group.number for request in sampler.queue.in_flight}
+                sampler.unanswered = {request.group.number for request in sampler.queue.requests_in_flight}
 
     def _roll_out(self, event: RolloutEvent) -> None:
         for sampler in self.samplers:
@@ -402,7 +402,7 @@ class Run:
     def next_requests(self) -> list[list[GenerationRequest]]:
         """Return each process's requests of the next round, or nothing."""
         sampler = self.first
-        before = {request.group.number for request in sampler.queue.in_flight}
+        before = {request.group.number for request in sampler.queue.requests_in_flight}
         left = sampler.completions_left
         requests = [sampler.next_requests() for sampler in self.samplers]
         described = [[describe_request(request) for request in own] for own in requests]
@@ -543,7 +543,7 @@ class Run:
         assert rollout.num_completions <= most, "A rollout samples more than its budget."
 
     def _decisions(self, requests: list[GenerationRequest]) -> list[Decisions]:
-        """Return the groups of a round by their size, as `DAPOTrainer._filter_groups` does."""
+        """Return the groups of a round by their size, as `DAPOTrainer._decide_on_groups` does."""
         by_size: dict[tuple[int, int], list[PromptGroup]] = {}
         for request in requests:
             num_known = request.group.num_received - request.num_completions
@@ -590,11 +590,11 @@ class Run:
         for sampler in self.samplers:
             sampler.request_ahead(event.num_rollouts_left)
         self.note_drawn()
-        num_in_flight = sum(request.num_completions for request in self.first.queue.in_flight)
+        num_in_flight = sum(request.num_completions for request in self.first.queue.requests_in_flight)
         assert num_in_flight <= self.first.max_completions, "More is in flight than one rollout may take in."
-        for request in self.first.queue.in_flight:
+        for request in self.first.queue.requests_in_flight:
             self.book.submitted.setdefault(request.group.number, self.book.version)
-        self.trace.append([describe_request(request) for request in self.first.queue.in_flight])
+        self.trace.append([describe_request(request) for request in self.first.queue.requests_in_flight])
 
     def finish(self, event: RolloutEvent) -> None:
         config, book, sampler = self.config, self.book, self.first
@@ -615,7 +615,9 @@ class Run:
         # A batch is full, or there was no budget left.
         assert len(batch.train) + len(batch.fillers) == config.target, "A batch has not as many groups as it must."
         if num_missing:
-            assert gave_up or left < sampler.selection.smallest_round, "A batch is not full, and there is budget left."
+            assert gave_up or left < sampler.selection.min_round_completions, (
+                "A batch is not full, and there is budget left."
+            )
         elif config.mode != "mask":
             assert len(batch.train) == config.target, "A batch that is said to be full is not."
         for group in trained:
@@ -644,7 +646,7 @@ class Run:
             for group in own.queue.held:
                 for row in group.rows.values():
                     row.old_logps = np.zeros(len(row.completion_ids), np.float32)
-        for request in sampler.queue.in_flight:
+        for request in sampler.queue.requests_in_flight:
             num_more = 1 if request.is_whole and config.rollouts_ahead == 2 else 0
             is_late = book.version - book.submitted[request.group.number] > num_more
             assert not is_late, "What was requested ahead is not taken in while it may train."
@@ -710,7 +712,7 @@ class Run:
         self._check_resumed(event, checkpoint, bool(differs), num_lost)
         self.check()
         is_whole = event.has_queue and not event.ignores_data_skip and content == checkpoint.book.content
-        requests = self.first.queue.in_flight
+        requests = self.first.queue.requests_in_flight
         answered = [request.group.number for request in requests if request.group.number in self.book.submitted]
         # Some of them: those that the server happened to answer first.
         answered = sorted(answered, key=lambda number: (number * 7) % 5)[: event.num_answered]
@@ -737,9 +739,9 @@ class Run:
         groups = {group["number"]: group for group in saved[0]["groups"]}
         is_same_data = book.content == checkpoint.book.content
         kept = {group.number for group in self.first.queue.held} | {
-            request.group.number for request in self.first.queue.in_flight
+            request.group.number for request in self.first.queue.requests_in_flight
         }
-        kept |= {group.number for group in self.first.queue.drawn}
+        kept |= {group.number for group in self.first.queue.cancelled}
         if not event.has_queue or differs:
             assert not kept, "Groups stay, although they do not fit the run."
             book.outcomes = {}
@@ -761,8 +763,8 @@ class Run:
             assert num_lost == sum(bool(group["ranks"]) for group in gone), "Lost groups are not counted."
             is_gone = any(group["request"] is not None for group in gone)
             if is_gone or event.ignores_data_skip:  # then all prompts in flight are drawn again
-                assert not self.first.queue.in_flight
-                assert not self.first.queue.drawn
+                assert not self.first.queue.requests_in_flight
+                assert not self.first.queue.cancelled
                 assert is_same_data or event.ignores_data_skip or self.first.passes == checkpoint.passes
             book.outcomes |= {group["number"]: "lost" for group in gone}
         if is_same_data and not event.ignores_data_skip:  # the prompts that were in flight are drawn again
@@ -788,7 +790,7 @@ class Run:
         Record the groups that were drawn since the last call. Each is requested immediately, and no prompt is skipped.
         """
         queue, book = self.first.queue, self.book
-        requested = {request.group.number: request.group for request in queue.in_flight}
+        requested = {request.group.number: request.group for request in queue.requests_in_flight}
         for number in range(book.next_number, queue.num_drawn):
             assert number in requested or number in book.outcomes, "A group was drawn, and is lost."
             group = requested[number]

@@ -5,6 +5,7 @@
 import json
 import math
 import random
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -200,7 +201,7 @@ def test_a_screen_that_is_left_out_as_a_run_begins_requests_whole_groups_alone(a
     sampler.selection.policies.clear()
     sampler.start_rollout()
     sampler.request_ahead()
-    assert {*nums(sampler.queue.in_flight), *nums(sampler.next_requests())} == {4}
+    assert {*nums(sampler.queue.requests_in_flight), *nums(sampler.next_requests())} == {4}
 
 
 def test_the_limit_counts_batches_and_not_one_more_and_the_last_round_counts_too():
@@ -511,7 +512,7 @@ def test_a_round_that_was_interrupted_is_sampled_by_the_next_rollout():
     requests = sampler.next_requests()
     sampler.start_rollout()  # as if the engine had failed, and `train` was called again
     assert names(sampler.next_requests()) == names(requests) == list("0123")
-    answer(sampler, sampler.queue.in_flight)
+    answer(sampler, sampler.queue.requests_in_flight)
     sampler.record_decisions(Decisions([request.group for request in requests], [NO] * 4, 0))
     assert names(sampler.next_requests())[0] == "4"
 
@@ -526,11 +527,11 @@ def drawn_twice(num_partial, options, at_resume, lost=None):
     one.stream.take(num_partial)
     let_wait(one, num_partial, num=3)
     one.request_ahead()
-    drawn, queue = facts(one.queue.in_flight), one.queue.state_dict()
+    drawn, queue = facts(one.queue.requests_in_flight), one.queue.state_dict()
     if lost is not None:
         queue["groups"][lost]["example"] = "another"
     other, _ = resumed(saved(one), queue, **options | at_resume)
-    return (drawn, one.stream.state_dict()), (facts(other.queue.in_flight), other.stream.state_dict()), other
+    return (drawn, one.stream.state_dict()), (facts(other.queue.requests_in_flight), other.stream.state_dict()), other
 
 
 def test_what_was_drawn_ahead_is_the_same_if_a_round_may_be_smaller_after_the_resume():
@@ -768,7 +769,7 @@ def test_what_a_header_does_not_say_is_taken_to_fit(of_a_stream):
 def test_where_data_is_not_skipped_to_its_place_a_fresh_pass_begins_and_all_else_goes_on(state, options):
     sampler = make(**{"target": 4, "carries": True, **options})
     assert sampler.load_state_dict(*state, ignore_data_skip=True) == ({}, 0)
-    assert sampler.queue.in_flight == []
+    assert sampler.queue.requests_in_flight == []
     assert (sampler.passes, acceptance_of(sampler).num_accepted, sampler.num_rollouts) == (1, pytest.approx(5.85), 1)
     sampler.start_rollout()
     assert sampler.num_missing == 2  # two groups are carried
@@ -800,7 +801,7 @@ def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
     decide_all(sampler, requests, [YES] * 6)
     assert len(sampler.finish_rollout().carried_to_next) == 2
     sampler.request_ahead()
-    assert names(sampler.queue.in_flight) == ["6", "7", "8", "9", "10", "11"]
+    assert names(sampler.queue.requests_in_flight) == ["6", "7", "8", "9", "10", "11"]
     sampler.start_rollout()
     requests = sampler.next_requests()
     assert names(requests) == ["6", "7", "8", "9", "10", "11"]
@@ -822,7 +823,7 @@ def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
     sampler.finish_rollout()
     let_wait(sampler, 16, num=1, staleness=1)
     sampler.request_ahead()
-    num_new = sum(request.is_first for request in sampler.queue.in_flight)
+    num_new = sum(request.is_first for request in sampler.queue.requests_in_flight)
     assert num_new == acceptance_of(sampler).most_prompts_for(2 * 32 - 16)
 
 
@@ -831,14 +832,14 @@ def test_a_draw_ahead_counts_on_what_is_carried():
     let_wait(sampler, 256)
     sampler.request_ahead()
     alone.request_ahead()
-    assert len(sampler.queue.in_flight) < 0.6 * len(alone.queue.in_flight)
+    assert len(sampler.queue.requests_in_flight) < 0.6 * len(alone.queue.requests_in_flight)
     full = make(512, carries=True, rollouts_ahead=1)
     let_wait(full, 512)
     full.request_ahead()
-    assert full.queue.in_flight == []
+    assert full.queue.requests_in_flight == []
     first = make(4, rollouts_ahead=1)
     first.request_ahead()
-    assert len(first.queue.in_flight) == 4
+    assert len(first.queue.requests_in_flight) == 4
 
 
 def test_no_group_trains_that_is_older_than_two_rollouts():
@@ -885,7 +886,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     decide_all(sampler, sampler.next_requests(), [YES] * 4 + [NO] * 2)
     sampler.finish_rollout()
     sampler.request_ahead()
-    drawn, state, queue = facts(sampler.queue.in_flight), saved(sampler), sampler.queue.state_dict()
+    drawn, state, queue = facts(sampler.queue.requests_in_flight), saved(sampler), sampler.queue.state_dict()
     other, differs = resumed(state, queue, batch_multiplier=1.5)
     assert differs == {}
     assert (saved(other), other.queue.state_dict()) == (state, queue)
@@ -894,7 +895,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     assert facts(other.next_requests()) == drawn
     assert other.stream.state_dict() == sampler.stream.state_dict()
     other.load_state_dict(state, queue, ignore_data_skip=True)  # continues after them
-    assert other.queue.in_flight == []
+    assert other.queue.requests_in_flight == []
 
 
 def test_a_checkpoint_keeps_of_partial_groups_as_much_as_was_requested_ahead():
@@ -903,9 +904,9 @@ def test_a_checkpoint_keeps_of_partial_groups_as_much_as_was_requested_ahead():
     sampler.stream.take(3)
     let_wait(sampler, 3, num=1)
     sampler.request_ahead()
-    assert names(sampler.queue.in_flight)[:2] == ["0", "1"]  # a round has room for the rest of two
+    assert names(sampler.queue.requests_in_flight)[:2] == ["0", "1"]  # a round has room for the rest of two
     again, _ = resumed(saved(sampler), sampler.queue.state_dict(), **options)
-    assert facts(again.queue.in_flight) == facts(sampler.queue.in_flight)
+    assert facts(again.queue.requests_in_flight) == facts(sampler.queue.requests_in_flight)
     assert numbers(again.queue.partial) == numbers(sampler.queue.partial) == [2]
 
 
@@ -924,7 +925,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
     sampler.finish_rollout()
     assert sampler.skipped == []
     sampler.request_ahead()
-    assert names(sampler.queue.in_flight) == ["1", "3"]
+    assert names(sampler.queue.requests_in_flight) == ["1", "3"]
     of_other = SkipsEven(seed=0)
     other, _ = resumed(
         sampler.state_dict(),
@@ -970,12 +971,12 @@ def test_groups_train_in_the_order_in_which_they_were_asked_for_two_rollouts_aft
     sampler = two_ahead(monkeypatch)
     for number in range(5):
         sampler.request_ahead()
-        assert names(sampler.queue.in_flight) == [str(4 * number + i) for i in range(12)]
+        assert names(sampler.queue.requests_in_flight) == [str(4 * number + i) for i in range(12)]
         assert play_requests(sampler, [YES] * 4) == [str(4 * number + i) for i in range(4)]
         sampler.request_ahead()
         assert sampler.next_requests() == []
         batch = end_rollout(sampler)
-        assert len(sampler.queue.in_flight) == 8
+        assert len(sampler.queue.requests_in_flight) == 8
         assert [group.staleness(number) for group in batch.train] == [min(number, 2)] * 4
         sampler.start_rollout(number + 1)
 
@@ -985,7 +986,7 @@ def test_where_groups_are_dropped_no_more_is_taken_in_than_is_missing_and_as_man
     sampler.request_ahead()
     assert play_requests(sampler, [YES, NO, YES, NO]) == list("0123")
     sampler.request_ahead()  # two are missing, and eight of later rollouts: two more than are in flight
-    assert names(sampler.queue.in_flight) == [str(i) for i in range(4, 14)]
+    assert names(sampler.queue.requests_in_flight) == [str(i) for i in range(4, 14)]
     assert play_requests(sampler, [NO, YES]) == ["4", "5"]
     assert play_requests(sampler, [YES]) == ["6"]
     assert sampler.next_requests() == []
@@ -1008,10 +1009,10 @@ def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatc
 def test_nothing_is_asked_for_that_no_rollout_would_train(monkeypatch):
     sampler = two_ahead(monkeypatch)
     sampler.request_ahead(1)
-    assert len(sampler.queue.in_flight) == 8
+    assert len(sampler.queue.requests_in_flight) == 8
     play_requests(sampler, [YES] * 4)
     sampler.request_ahead(0)
-    assert len(sampler.queue.in_flight) == 4
+    assert len(sampler.queue.requests_in_flight) == 4
 
 
 @pytest.mark.parametrize("num_ranks", [4, 6])
@@ -1034,14 +1035,16 @@ def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_n
     end_rollout(sampler)
     again, differs = resumed(saved(sampler), sampler.queue.state_dict(), rollouts_ahead=2)
     assert differs == {}
-    assert facts(again.queue.in_flight) == facts(sampler.queue.in_flight)
+    assert facts(again.queue.requests_in_flight) == facts(sampler.queue.requests_in_flight)
     assert again.passes == sampler.passes == 4 / 10_000
     again.unanswered = {5, 6}
     again.start_rollout(7)
-    when = {one.group.name: (one.policy_rollout, one.policy_step, one.expires_at) for one in again.queue.in_flight}
+    when = {
+        one.group.name: (one.policy_rollout, one.policy_step, one.expires_at) for one in again.queue.requests_in_flight
+    }
     assert when["4"] == (0, 0, 2)
     assert when["5"] == when["6"] == (1, 7, 3)
-    assert names(again.queue.in_flight) == [str(i) for i in range(4, 12)]
+    assert names(again.queue.requests_in_flight) == [str(i) for i in range(4, 12)]
 
 
 @pytest.mark.parametrize(("num_completed", "num_prompts"), [(1.0, 6), (2.0, 7)])
@@ -1057,10 +1060,10 @@ def test_the_rest_of_a_partial_group_in_flight_is_counted_on_and_no_prompt_is_re
     sampler.finish_rollout()
     let_wait(sampler, 2, num=1)
     sampler.request_ahead()
-    requested = facts(sampler.queue.in_flight)
-    assert [one.is_first for one in sampler.queue.in_flight] == [False] * 2 + [True] * num_prompts
+    requested = facts(sampler.queue.requests_in_flight)
+    assert [one.is_first for one in sampler.queue.requests_in_flight] == [False] * 2 + [True] * num_prompts
     sampler.request_ahead()
-    assert facts(sampler.queue.in_flight) == requested
+    assert facts(sampler.queue.requests_in_flight) == requested
 
 
 def test_a_prompt_that_one_policy_skips_is_not_put_to_the_next():
@@ -1073,7 +1076,10 @@ def test_a_prompt_that_one_policy_skips_is_not_put_to_the_next():
                 self.skipped.append((1.0, 1.0))
             return name in self.names
 
-    sampler = Sampler(stream(), target=2, num_generations=G, policies=[Skips("01"), Skips("12")])
+    class SkipsToo(Skips):
+        pass
+
+    sampler = Sampler(stream(), target=2, num_generations=G, policies=[Skips("01"), SkipsToo("12")])
     sampler.start_rollout()
     assert names(sampler.next_requests()) == ["3", "4"]
     assert len(sampler.skipped) == 3  # prompts 0, 1 and 2, each of them once
@@ -1116,10 +1122,10 @@ def test_of_what_is_in_flight_a_rollout_takes_in_no_more_than_it_may_sample(monk
     """
     sampler = two_ahead(monkeypatch, max_gen_batches=1.5)
     sampler.request_ahead()
-    assert len(sampler.queue.in_flight) == 6
+    assert len(sampler.queue.requests_in_flight) == 6
     assert play_requests(sampler, [NO] * 4) == ["0", "1", "2", "3"]
     sampler.request_ahead()
-    assert len(sampler.queue.in_flight) == 6
+    assert len(sampler.queue.requests_in_flight) == 6
     assert play_requests(sampler, [NO] * 2) == ["4", "5"]
     assert (sampler.next_requests(), sampler.num_missing) == ([], 4)
 
@@ -1172,3 +1178,29 @@ def test_near_the_limit_the_share_that_makes_ranks_equal_is_no_reason_to_sample_
         sampler.finish_rollout()
         for group in [*sampler.queue.accepted, *sampler.queue.partial]:
             sampler.queue.drop([group], "left out")
+
+
+def test_prompts_that_were_skipped_in_another_dataset_are_no_part_of_the_passes_over_this_one():
+    def of_twenty():
+        return PromptStream(IterableDataset.from_generator(lambda: ({"prompt": str(i)} for i in range(20))), seed=0)
+
+    before = Sampler(of_twenty(), target=2, num_generations=4)
+    before.start_rollout()
+    skipped = cycle([True, False])
+    before.stream.take(200, lambda name, may_skip: may_skip and next(skipped))  # 400 prompts, half of them skipped
+    after = Sampler(of_twenty(), target=2, num_generations=4)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())), None, ignore_data_skip=True)
+    assert after.new_passes_without_group() == 0
+    after.stream.take(21)
+    assert after.new_passes_without_group() == 1
+
+
+def test_two_policies_of_one_class_are_refused():
+    with pytest.raises(ValueError, match="Two selection policies are of the same class"):
+        Sampler(stream(), target=2, num_generations=2, policies=[PromptMemory(), PromptMemory()])
+
+
+def test_a_multiple_of_a_batch_is_not_a_prompt_short():
+    sampler = Sampler(stream(), target=100, num_generations=2, batch_multiplier=1.15)
+    sampler.start_rollout()
+    assert len(sampler.next_requests()) == 115  # 1.15 * 100 is 114.99999999999999 in floating point

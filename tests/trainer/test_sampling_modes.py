@@ -5,6 +5,7 @@
 import ast
 import inspect
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -280,6 +281,32 @@ def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities(ti
     log = trainer.state.log_history[1]
     assert (log["dynamic_sampling/carried"], log["dynamic_sampling/rounds"]) == (4, 0)
     assert log["clip_ratio/region_mean"] < 0.05
+
+
+def test_a_column_of_a_rollout_function_may_be_of_a_type_that_a_checkpoint_cannot_hold(tiny_model, tmp_path):
+    def rollout(texts, trainer):
+        encode = trainer.processing_class
+        completions = ["right" if i % 4 == 0 else "wrong" for i in range(len(texts))]
+        return {
+            "prompt_ids": [encode(text)["input_ids"] for text in texts],
+            "completion_ids": [encode(completion)["input_ids"] for completion in completions],
+            "logprobs": [[0.0] * len(encode(completion)["input_ids"]) for completion in completions],
+            "verdict": [np.float64(completion == "right") for completion in completions],
+        }
+
+    def verdict_reward(verdict, **kwargs):
+        return [float(value) for value in verdict]
+
+    def carried_in(max_steps, checkpoint=None):
+        settings = {"dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1}
+        args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=max_steps, **settings)
+        trainer = DAPOTrainer(tiny_model, verdict_reward, args, train_dataset=prompts(24), rollout_func=rollout)
+        trainer._sampler.selection.max_round_size, trainer._sampler.selection.batch_multiplier = None, 2.0
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return [log["dynamic_sampling/carried"] for log in trainer.state.log_history if "loss" in log]
+
+    assert carried_in(1) == [0]
+    assert carried_in(2, checkpoint=True) == [0, 4]
 
 
 def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, monkeypatch):

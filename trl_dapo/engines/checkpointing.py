@@ -144,7 +144,7 @@ class CheckpointMixin(TypedGRPOTrainer):
             self._task = self._task.with_values(local["reward_values"])
         if rows_fit:
             if self._sampler is not None and not self.args.ignore_data_skip:
-                requests = self._sampler.queue.in_flight
+                requests = self._sampler.queue.requests_in_flight
                 self._sampler.unanswered = self._ahead.load_state_dict(local["ahead"], requests)
             self.load_update_state_dict(local["update"])
 

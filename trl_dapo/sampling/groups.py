@@ -60,7 +60,8 @@ class GenerationRequest:
     num_completions: int
     policy_rollout: int = 0  # number of the rollout whose policy samples the completions
     policy_step: int = 0  # optimizer steps that this policy has had
-    expires_at: int = 0  # number of the last rollout that may receive the completions
+    # Number of the last rollout that may receive the completions. Only set if they are requested ahead.
+    expires_at: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -158,6 +159,16 @@ class PromptGroup:
         self.rewards = self.rewards[:num]
         self.extra_logs = {name: values[:num] for name, values in self.extra_logs.items()}
         self.rows = {index: row for index, row in self.rows.items() if index < num}
+
+    def forget_extras(self) -> None:
+        """
+        Remove what reward functions logged and, if the group is accepted, the columns that only they read. These may
+        be of any type, and a checkpoint could not store them.
+        """
+        self.extra_logs = {}
+        if self.state is GroupState.ACCEPTED:  # a partial group is scored again when it is whole
+            for row in self.rows.values():
+                row.extra_columns = None
 
     def shorten_rows(self) -> None:
         """Keep only one token of each completion, which is enough for a dropped group to fill up a batch."""

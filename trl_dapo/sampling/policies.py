@@ -3,7 +3,9 @@
 """The interface of selection policies, which learn from decisions on groups and influence which prompts are sampled.
 
 To add a policy, write a subclass of [`SelectionPolicy`] in a file of its own, and create it in
-`construction.make_sampler`.
+`construction.make_sampler`. Every process asks it in the same order, and it must decide the same on each. It knows a
+prompt by its name only; [`PromptStream.rows_by_name`] returns the columns by name. It cannot exclude prompts: if a
+full pass was skipped, the next prompts are sampled anyway. To exclude prompts, filter the dataset instead.
 
 If a run has several policies, their order matters, and their decisions are combined as follows:
 

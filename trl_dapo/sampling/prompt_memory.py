@@ -220,7 +220,8 @@ class PromptMemory(SelectionPolicy):
             if self._surprise > self.MAX_SURPRISE:
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
-            record.num_passes = 1
+            if num_scored >= 2:  # otherwise the population has not learned from it, and its weight is kept
+                record.num_passes = 1
             record.num_seen += 1
         kept = self._fade(record)
         if not is_rest and num_scored:  # at each new observation the weight of earlier ones is halved

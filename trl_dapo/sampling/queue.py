@@ -35,7 +35,7 @@ class GroupQueue:
         return [group for group in self._groups.values() if group.state is state]
 
     @property
-    def drawn(self) -> list[PromptGroup]:
+    def cancelled(self) -> list[PromptGroup]:
         """Groups without completions whose request was cancelled."""
         return self.in_state(GroupState.DRAWN)
 
@@ -50,7 +50,7 @@ class GroupQueue:
         return self.in_state(GroupState.ACCEPTED)
 
     @property
-    def in_flight(self) -> list[GenerationRequest]:
+    def requests_in_flight(self) -> list[GenerationRequest]:
         """Requests whose completions have not been received."""
         return [group.request for group in self.in_state(GroupState.IN_FLIGHT) if group.request is not None]
 
@@ -99,7 +99,7 @@ class GroupQueue:
 
     def cancel_requests(self) -> None:
         """Cancel all requests in flight: their completions will not be received."""
-        for request in self.in_flight:
+        for request in self.requests_in_flight:
             group = request.group
             group.move_to(GroupState.PARTIAL if group.num_received else GroupState.DRAWN)
             group.request = None
@@ -107,12 +107,12 @@ class GroupQueue:
     def forget_requests(self) -> None:
         """Cancel all requests, and remove the groups without completions. Their prompts may be drawn again."""
         self.cancel_requests()
-        for group in self.drawn:
+        for group in self.cancelled:
             del self._groups[group.number]
 
     def forget_undecided(self) -> None:
         """Remove completions that no decision was made on, because their round was interrupted."""
-        for request in self.in_flight:
+        for request in self.requests_in_flight:
             request.group.forget_undecided()
 
     def clear(self) -> None:
@@ -140,9 +140,9 @@ class GroupQueue:
         expires_with_answered: set[int] = set()
         if keeps_together:
             expires_with_answered = {
-                request.expires_at for request in self.in_flight if request.group.number not in numbers
+                request.expires_at for request in self.requests_in_flight if request.group.number not in numbers
             }
-        for request in self.in_flight:
+        for request in self.requests_in_flight:
             if request.group.number not in numbers:
                 continue
             expires_at = request.expires_at
@@ -151,9 +151,9 @@ class GroupQueue:
             request.group.request = replace(request, policy_rollout=rollout, policy_step=step, expires_at=expires_at)
 
     @property
-    def oldest_in_flight(self) -> tuple[int, int] | None:
+    def first_unsampled_position(self) -> tuple[int, int] | None:
         """The stream position of the oldest group without completions."""
-        unsampled = [request.group for request in self.in_flight if request.is_first] + self.drawn
+        unsampled = [request.group for request in self.requests_in_flight if request.is_first] + self.cancelled
         return min((group.stream_position for group in unsampled), default=None)
 
     # ---- Checkpoints ----

@@ -127,7 +127,7 @@ def rollout_log(
     if sampler.rollouts_ahead:
         counts = Counter(group.staleness(rollout.number) for group in batch.train)
         metrics |= {f"rollouts_ahead/groups_by_staleness/{n}": float(counts[n]) for n in range(MAX_STALENESS + 1)}
-        metrics["rollouts_ahead/in_flight"] = float(len(sampler.queue.in_flight))
+        metrics["rollouts_ahead/in_flight"] = float(len(sampler.queue.requests_in_flight))
         metrics["rollouts_ahead/discarded"] = float(len(batch.discarded))
     return metrics
 

@@ -13,6 +13,11 @@ from .policies import Decisions, SelectionPolicy
 MIN_RATE = 1 / 32
 
 
+def rounded_down(product: float) -> int:
+    """Return a product rounded down, as if it were exact: 1.15 * 100 is slightly below 115 in floating point."""
+    return int(product + 1e-6)
+
+
 @dataclass(eq=False)
 class AcceptanceRate:
     """Running estimate of the share of groups that are accepted: a line fitted over rounds by least squares."""

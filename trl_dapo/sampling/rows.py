@@ -40,7 +40,7 @@ class Row:
         return len(self.completion_ids) if self.tool_mask is None else int(self.tool_mask.sum())
 
     def shortened(self) -> "Row":
-        """Return the row with only one token, so that filling a batch with it costs next to nothing."""
+        """Return the row with only one token of its completion, so that filling a batch with it costs little."""
         if self.tool_images:  # their placeholder tokens are in the completion
             return self
         names = ("completion_ids", "tool_mask", "logprobs", "old_logps")

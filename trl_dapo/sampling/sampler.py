@@ -25,6 +25,7 @@ from .policies import Decisions, SelectionPolicy
 from .prompts import PromptStream
 from .queue import GroupQueue
 from .rollout import Rollout, Totals
+from .round_size import rounded_down
 from .rounds import Round
 from .selection import Selection, rest_of, separate_whole_requests
 
@@ -59,7 +60,7 @@ class Sampler:
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
             Share of the batch that must be accepted in mode `"replace"`.
         carries (`bool`, *optional*, defaults to `False`):
-            Whether accepted groups that do not fit into the batch train in the next rollout.
+            Whether accepted groups that do not fit into the batch, and partial groups, stay for the next rollout.
         max_gen_batches (`float`, *optional*, defaults to `10.0`):
             Maximum number of completions that a rollout samples, in rollout batches. `0` means no limit.
         max_empty_batches (`float`, *optional*, defaults to `0.0`):
@@ -153,9 +154,8 @@ class Sampler:
     @property
     def max_completions(self) -> float:
         """Maximum number of completions in one rollout."""
-        # The small term makes up for rounding: 1.15 * 100 is slightly below 115 in floating point.
         batch = self.target * self.num_generations
-        return int(self.max_gen_batches * batch + 1e-6) if self.max_gen_batches else math.inf
+        return rounded_down(self.max_gen_batches * batch) if self.max_gen_batches else math.inf
 
     @property
     def completions_left(self) -> float:
@@ -180,7 +180,7 @@ class Sampler:
         Requests that were made ahead and expire with this rollout come first, then as many of the other requests made
         ahead as the batch needs, and then new requests.
         """
-        requested_ahead = self.queue.in_flight if self.rollouts_ahead else []
+        requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
         if due:
             return self._with_equal_shares(due, requested_ahead)
@@ -279,7 +279,7 @@ class Sampler:
         for group in given_up:
             queue.drop([group], "stale" if group.staleness(rollout.number) >= MAX_STALENESS else "surplus")
         for group in queue.held:
-            group.extra_logs = {}  # these may be of any type, and a checkpoint could not store them
+            group.forget_extras()
         batch = Batch(train, fill, carried, discarded, kept, given_up)
         self.totals.add(rollout, batch, fell_short)
         self._is_open = False
@@ -296,7 +296,7 @@ class Sampler:
             return
         if self.rollouts_ahead == 1:
             # Only after this rollout is complete and has received everything that was requested for it.
-            if not self._is_open and not self.queue.in_flight:
+            if not self._is_open and not self.queue.requests_in_flight:
                 self._send_ahead([], self._requests_for_next_rollout())
             return
         # A group that is requested whole may wait for two rollouts. Other requests are due one rollout earlier, since
@@ -306,8 +306,8 @@ class Sampler:
 
     def _requests_for_next_rollout(self) -> list[GenerationRequest]:
         """Return the requests of the first round of the next rollout."""
-        num_missing = self.target - len(self.queue.accepted)
-        return self.selection.next_round(num_missing, self.max_completions) if num_missing > 0 else []
+        shortfall = self.target - len(self.queue.accepted)
+        return self.selection.next_round(shortfall, self.max_completions) if shortfall > 0 else []
 
     def _requests_for_rollouts(self, num_rollouts: float) -> list[GenerationRequest]:
         """Return the requests that the next `num_rollouts` rollouts need in addition to those in flight."""
@@ -320,16 +320,16 @@ class Sampler:
         else:
             num_wanted -= len(queue.accepted)
             partial = queue.partial
-        num_rests_in_flight = sum(not request.is_first for request in queue.in_flight)
+        num_rests_in_flight = sum(not request.is_first for request in queue.requests_in_flight)
         num_wanted -= partial_acceptance_rate * num_rests_in_flight
         # One rollout may have to receive everything in flight, so this is at most what a rollout may sample.
-        completions_left = self.max_completions - num_completions_of(queue.in_flight)
+        completions_left = self.max_completions - num_completions_of(queue.requests_in_flight)
         completions_left -= selection.most_for_equal_shares
         num_rests = max(math.ceil(num_wanted / partial_acceptance_rate), 0)
         requests = rest_of(partial, num_rests, completions_left)
         completions_left -= num_completions_of(requests)
         num_wanted -= partial_acceptance_rate * len(requests)
-        num_first_in_flight = len(queue.in_flight) - num_rests_in_flight
+        num_first_in_flight = len(queue.requests_in_flight) - num_rests_in_flight
         num_new = selection.round_size.acceptance.most_prompts_for(num_wanted) - num_first_in_flight
         if num_new > 0 and completions_left >= selection.group_multiple * self.num_generations:
             enough_accepted = num_new * selection.round_size.predicted.rate
@@ -353,7 +353,7 @@ class Sampler:
     @property
     def passes(self) -> float:
         """Passes over the dataset, not counting prompts in flight."""
-        oldest = self.queue.oldest_in_flight
+        oldest = self.queue.first_unsampled_position
         return self.stream.passes if oldest is None else self.stream.passes_at(*oldest)
 
     @property
@@ -390,7 +390,7 @@ class Sampler:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs and what is the same on every process, as values that JSON can hold."""
         stream = self.stream.state_dict()
-        oldest = self.queue.oldest_in_flight
+        oldest = self.queue.first_unsampled_position
         # If the groups in flight cannot be restored, their prompts are drawn again from this position.
         num_passes, position = oldest or (stream["num_passes"], stream["position"])
         return {

@@ -17,7 +17,7 @@ from .groups import GenerationRequest, PromptGroup, num_completions_of
 from .policies import Decisions, SelectionPolicy, largest_screen_size
 from .prompts import PromptStream
 from .queue import GroupQueue
-from .round_size import AcceptanceRate, RoundSize
+from .round_size import AcceptanceRate, RoundSize, rounded_down
 
 
 Policy = TypeVar("Policy", bound=SelectionPolicy)
@@ -71,6 +71,11 @@ class Selection:
         self.extra_round_stalls, self.samples_next_batch = extra_round_stalls, samples_next_batch
         self.round_size = RoundSize()
         self.policies = list(policies)
+        if len({type(policy) for policy in policies}) < len(policies):
+            raise ValueError(
+                "Two selection policies are of the same class, by which a checkpoint tells their states apart. Derive "
+                "a class of its own for each."
+            )
         # The processes can share whole groups equally if their number is a multiple of this.
         self.group_multiple = num_ranks // math.gcd(self.num_generations, num_ranks)
 
@@ -142,8 +147,8 @@ class Selection:
 
     def backfill_predictions(self) -> None:
         """
-        If no prediction is recorded yet, fill in the past: assume that the policy would have predicted the same
-        probability for every earlier group as it now does for an unknown prompt.
+        If no prediction is recorded yet, fill in the past: assume that the selection policy would have predicted the
+        same probability for every earlier group as it now does for an unknown prompt.
         """
         acceptance, predicted = self.round_size.acceptance, self.round_size.predicted
         probability = self.predicted_acceptance("", self.num_generations)
@@ -153,7 +158,7 @@ class Selection:
     # ---- What a round requests ----
 
     @property
-    def smallest_round(self) -> float:
+    def min_round_completions(self) -> float:
         """Number of completions below which a round is not worth its cost: a quarter of a batch, in equal shares."""
         return max(self.target / 4, self.group_multiple) * self.num_generations
 
@@ -173,26 +178,26 @@ class Selection:
         """Return the number of groups, rounded up to a number that the processes can share equally."""
         return num + num_lacking(num, self.group_multiple)
 
-    def next_round(self, num_missing: int, completions_left: float) -> list[GenerationRequest]:
+    def next_round(self, shortfall: int, completions_left: float) -> list[GenerationRequest]:
         """
-        Return the requests of a round for a batch that lacks `num_missing` groups: at most `completions_left`
+        Return the requests of a round for a batch that lacks `shortfall` groups: at most `completions_left`
         completions.
         """
         # A draw removes groups from this list, so that a later draw does not get them again.
-        drawn_before = self.queue.drawn
+        drawn_before = self.queue.cancelled
         is_split = self.splits_groups or bool(self.queue.partial)
-        rests = self._rests(num_missing, completions_left)
+        rests = self._rests(shortfall, completions_left)
         completions_left -= num_completions_of(rests)
-        requests = rests + self._first_requests(num_missing, rests, completions_left, is_split, drawn_before)
+        requests = rests + self._first_requests(shortfall, rests, completions_left, is_split, drawn_before)
         if not is_split:
             return requests  # only whole groups, in a number that the processes can share equally
         if self._most_groups is not None:
             requests = shrink_to_fit(requests, self._most_groups * self.num_generations)
         return extend_to_equal_shares(requests, self.num_ranks, _Draw(self, drawn_before).take)
 
-    def _rests(self, num_missing: int, completions_left: float) -> list[GenerationRequest]:
+    def _rests(self, shortfall: int, completions_left: float) -> list[GenerationRequest]:
         """Return requests for the rest of partial groups, of as many as a batch needs."""
-        num = math.ceil(num_missing / self.round_size.partial_acceptance_rate)
+        num = math.ceil(shortfall / self.round_size.partial_acceptance_rate)
         if self._most_groups is not None:
             num = min(num, self._most_groups)
         rests = rest_of(self.queue.partial, num, completions_left)
@@ -202,23 +207,23 @@ class Selection:
 
     def _first_requests(
         self,
-        num_missing: int,
+        shortfall: int,
         rests: list[GenerationRequest],
         completions_left: float,
         is_split: bool,
         drawn_before: list[PromptGroup],
     ) -> list[GenerationRequest]:
         """Return the first requests for further groups, if the rests are not enough and the limit allows more."""
-        num_new = max(math.ceil(num_missing - len(rests) * self.round_size.partial_acceptance_rate), 0)
+        num_new = max(math.ceil(shortfall - len(rests) * self.round_size.partial_acceptance_rate), 0)
         num_for_next_batch = self._num_for_next_batch(len(self.queue.partial) - len(rests))
         reserve = self.most_for_equal_shares if is_split else 0
-        takes_whole_groups = not rests and completions_left - reserve < self.smallest_round
+        takes_whole_groups = not rests and completions_left - reserve < self.min_round_completions
         if takes_whole_groups:
             # Near the limit only whole groups are requested, which need no reserve for equal shares.
             reserve, num_for_next_batch = 0, 0
         num_wanted = num_new + num_for_next_batch
         completions_left -= reserve
-        if num_wanted == 0 or completions_left < self.smallest_round:
+        if num_wanted == 0 or completions_left < self.min_round_completions:
             return []
         num_groups = self._num_groups(num_wanted)
         enough_accepted = math.inf
@@ -252,7 +257,7 @@ class Selection:
     def _num_groups(self, num_wanted: int) -> int:
         """Return the number of groups that a round draws so that `num_wanted` are accepted."""
         if self.batch_multiplier is not None:
-            return self.round_up_groups(int(self.batch_multiplier * self.target))
+            return self.round_up_groups(rounded_down(self.batch_multiplier * self.target))
         acceptance = self.round_size.acceptance
         size = acceptance.round_size(
             num_wanted, self.target, carries=self.carries, extra_round_stalls=self.extra_round_stalls
@@ -268,7 +273,7 @@ class Selection:
 
     def new_groups(self, num: int, completions_left: float, enough_accepted: float) -> list[GenerationRequest]:
         """Return requests for `num` new groups, or for fewer if these are predicted to bring enough accepted ones."""
-        draw = _Draw(self, self.queue.drawn, completions_left=completions_left, enough_accepted=enough_accepted)
+        draw = _Draw(self, self.queue.cancelled, completions_left=completions_left, enough_accepted=enough_accepted)
         return draw.take(num)
 
     def extend_to_equal_shares(self, requests: list[GenerationRequest]) -> list[GenerationRequest]:

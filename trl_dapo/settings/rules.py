@@ -449,9 +449,7 @@ RULES: tuple[Rule, ...] = (
     # ---- Once the batch sizes are known ----
     Rule(
         lambda s: (
-            s.use_dynamic_sampling
-            and s.batch_multiplier is not None
-            and int(s.batch_multiplier * s.groups_per_rollout) < 1
+            s.use_dynamic_sampling and s.batch_multiplier is not None and s.batch_multiplier * s.groups_per_rollout < 1
         ),
         lambda s: (
             f"`batch_multiplier={s.batch_multiplier}` asks for rounds of less than one prompt, because a rollout "

@@ -104,7 +104,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             return super()._prepare_inputs(generation_batch)
         return self._window_microbatches.popleft()
 
-    def _open_window(self, batches: list) -> None:
+    def _sample_and_pack(self, batches: list) -> None:
         """Sample the rollouts that the optimizer step needs, and divide its rows into micro-batches."""
         self._step_metrics = StepMetrics()
         parts = []  # the micro-batches that TRL would train on
@@ -305,7 +305,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         train = getattr(self.optimizer, "train", None)
         if callable(train):
             train()
-        self._open_window(self._window_batches or [inputs])
+        self._sample_and_pack(self._window_batches or [inputs])
         self._window_batches = []
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
