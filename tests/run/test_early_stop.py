@@ -78,14 +78,19 @@ def test_rewards_that_score_nothing_are_not_blamed_on_the_batch_as_well(tiny_mod
     ("settings", "why"),
     [
         ({"max_steps": 2}, "`max_steps=2` is reached"),
+        ({"max_steps": 0}, "`max_steps=0` is reached"),
         ({"max_steps": -1, "num_train_epochs": 1, "num_prompts": 8}, "`num_train_epochs=1` is reached"),
         ({"max_tokens_generated": 200}, "`max_tokens_generated=200` is reached"),  # 96 tokens per step
         (
             {"solved": never, "dynamic_sampling_stop_after": 2},
             "no group was accepted any more (`dynamic_sampling_stop_after=2` is reached)",
         ),
+        (
+            {"solved": never, "dynamic_sampling_stop_after": 1, "dynamic_sampling_max_gen_batches": 0},
+            "no group was accepted in 10 batches of completions (10 times `dynamic_sampling_stop_after=1`)",
+        ),
     ],
-    ids=["steps", "epochs", "tokens", "empty rollouts"],
+    ids=["steps", "no step", "epochs", "tokens", "empty rollouts", "empty batches"],
 )
 def test_the_summary_says_which_limit_ended_the_run(run, capsys, settings, why):
     run(**settings)
@@ -115,7 +120,7 @@ def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
     [
         (
             {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 2},
-            "until 20 batches brought none (`dynamic_sampling_stop_after`), because "
+            "until 20 batches brought none (10 times `dynamic_sampling_stop_after`), because "
             "`dynamic_sampling_max_gen_batches=0` sets no limit.",
         ),
         (

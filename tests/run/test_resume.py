@@ -447,6 +447,7 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
     assert number(run(2, "checkpoint-1", dynamic_sampling_memory=True).sampled[0]) == 0  # a new pass
     named = f"it has no {file}" if damage is None else f"its {file} "
     assert f"can be resumed only in part: {named}" in caplog.text
+    assert "To resume everything, put the file back, or name an earlier checkpoint" in caplog.text
 
 
 def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(run, tmp_path):

@@ -168,10 +168,10 @@ def test_empty_steps_are_counted_over_the_steps_of_each_entry():
     assert terminal.count_empty_steps(history) == 3
 
 
-def summed_up(history, totals=None, step=None, seconds=1, max_steps=None, **settings) -> list[str]:
+def summed_up(history, totals=None, step=None, seconds=1, max_steps=None, output_dir="out", **settings) -> list[str]:
     """The summary of a run of as many steps as it has entries."""
     step = step or len(history)
-    settings |= {"max_steps": max_steps or step, "seconds": seconds, "output_dir": "out"}
+    settings |= {"max_steps": max_steps or step, "seconds": seconds, "output_dir": output_dir}
     return terminal.summarize(history, totals, step=step, **settings)
 
 
@@ -644,3 +644,8 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     assert "Training stops: no group was accepted in the last rollout" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr
+
+
+def test_the_next_command_can_be_copied_if_the_folder_has_a_space_in_its_name():
+    *_, last = summed_up([{"step": 1, "loss": 0.0}], output_dir="two rewards")
+    assert last == "Next:      trl-dapo report 'two rewards' (each step: log_history.jsonl)"

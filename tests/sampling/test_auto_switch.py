@@ -266,8 +266,8 @@ def test_the_message_gives_the_rate_what_is_done_and_the_saving():
     # Two further groups, one of them accepted, represent the prior: r = (10 + 1) / (100 + 2) = 0.108, and two standard
     # deviations are 2 sqrt(r (1 - r) / 102) = 0.061.
     assert switch.take_messages() == [
-        "At most 17% of groups are accepted: some prompts are skipped from here on, which is expected to reduce the "
-        "number of completions by a factor of 2.9."
+        "At most 17% of groups are accepted: some prompts are skipped from here on, which is expected to need "
+        "2.9 times fewer completions for each accepted group."
     ]
     assert switch.take_messages() == []
 

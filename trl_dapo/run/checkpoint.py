@@ -122,6 +122,11 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
                 memory.save(temporary)
 
 
+_TO_RESUME_EVERYTHING = (
+    "To resume everything, put the file back, or name an earlier checkpoint in `resume_from_checkpoint`."
+)
+
+
 def load_state(
     folder: Path,
     sampler: Sampler | None,
@@ -163,8 +168,8 @@ def load_state(
         return
     if shared is None or problems:
         warn(
-            f"{folder} can be resumed only in part: {problems[0]}. The {resumed}, and the pass over the prompts "
-            "starts from the beginning."
+            f"{folder} can be resumed only in part: {problems[0]}. The {resumed}, and the pass over the prompts and "
+            f"the counts of the summary start from the beginning. {_TO_RESUME_EVERYTHING}"
         )
         return
     if all_lost:
@@ -191,7 +196,7 @@ def load_state(
     elif all_lost:
         warning = (
             f"{folder} can be resumed only in part: {all_lost[0]}. Its completions of an unfinished rollout and of "
-            "carried groups are not used. Everything else is resumed."
+            f"carried groups are not used. Everything else is resumed. {_TO_RESUME_EVERYTHING}"
         )
     if local is not None:
         restore(local, not differs, differs if warning is not None else ())

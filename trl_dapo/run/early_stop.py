@@ -13,6 +13,7 @@ from transformers.utils import logging
 from ..config import DAPOConfig
 from ..sampling.report import describe_stop
 from ..sampling.sampler import Sampler
+from ..settings.rules import DEFAULT_MAX_GEN_BATCHES
 from .checkpoint import output_folder
 
 
@@ -53,9 +54,12 @@ class StopCallback(TrainerCallback):
         args = self._args
         if self.found_nothing:
             limit = f"`dynamic_sampling_stop_after={args.dynamic_sampling_stop_after}`"
+            if args.dynamic_sampling_max_gen_batches == 0:
+                num_batches = DEFAULT_MAX_GEN_BATCHES * args.dynamic_sampling_stop_after
+                return f"no group was accepted in {num_batches:g} batches of completions (10 times {limit})"
             return f"no group was accepted any more ({limit} is reached)"
         if state.global_step >= state.max_steps:
-            if args.max_steps > 0:
+            if args.max_steps >= 0:
                 return f"`max_steps={args.max_steps}` is reached"
             return f"`num_train_epochs={args.num_train_epochs:g}` is reached"
         if self.is_past_a_limit:

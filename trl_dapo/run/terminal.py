@@ -5,6 +5,7 @@
 import logging
 import math
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -446,14 +447,14 @@ def summarize(
         ]
         steps = f"steps {start:,} -> {end:,}" if len(scored) > 1 else f"step {end:,}"
         lines.append(f"{name.replace('_', ' ', 1).capitalize() + ':':<10} {', '.join(changes)} ({steps}).")
-    lines.append(f"Next:      trl-dapo report {output_dir} (each step: {LOG_HISTORY_NAME})")
+    lines.append(f"Next:      trl-dapo report {shlex.quote(str(output_dir))} (each step: {LOG_HISTORY_NAME})")
     return lines
 
 
 def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
     """Return a line on how epochs are converted to optimizer steps, or `None` if the run does not depend on it."""
     resamples = args.use_dynamic_sampling and args.dynamic_sampling_mode != "mask"
-    if args.max_steps > 0 or not resamples:
+    if args.max_steps >= 0 or not resamples:
         return None
     return (
         f"`num_train_epochs={args.num_train_epochs:g}` means {num_steps:,} optimizer steps. Dropped groups are "
@@ -530,7 +531,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if self._knows_length and (line := describe_passes(self._args, state.max_steps)):
             self.say(line)
         if state.global_step:
-            raised = "max_steps" if self._args.max_steps > 0 else "num_train_epochs"
+            raised = "max_steps" if self._args.max_steps >= 0 else "num_train_epochs"
             done = f" No step is left. Raise `{raised}`." if state.global_step >= state.max_steps else ""
             self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{done}")
         if self.has_bar:

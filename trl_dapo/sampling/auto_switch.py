@@ -126,7 +126,7 @@ class AutoSwitch(SelectionPolicy):
                 change = policy.describe_on(self._num_generations)
                 self._messages.append(
                     f"At most {at_most:.0%} of groups are accepted: {change} from here on, which is expected to "
-                    f"reduce the number of completions by a factor of {saving:.1f}."
+                    f"need {saving:.1f} times fewer completions for each accepted group."
                 )
 
     def _switch_off(self, policy: SelectionPolicy, why: str) -> None:

@@ -230,8 +230,8 @@ def describe_no_group_yet(sampler: Sampler) -> str:
         end = f"until the limit of {sampler.max_gen_batches:g} batches (`dynamic_sampling_max_gen_batches`) is reached"
     elif sampler.max_empty_batches:
         end = (
-            f"until {sampler.max_empty_batches:g} batches brought none (`dynamic_sampling_stop_after`), because "
-            "`dynamic_sampling_max_gen_batches=0` sets no limit"
+            f"until {sampler.max_empty_batches:g} batches brought none (10 times `dynamic_sampling_stop_after`), "
+            "because `dynamic_sampling_max_gen_batches=0` sets no limit"
         )
     else:
         end = "without end: `dynamic_sampling_max_gen_batches` and `dynamic_sampling_stop_after` are both 0"

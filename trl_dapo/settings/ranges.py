@@ -74,6 +74,7 @@ RANGES = {
     "generation_batch_size": COUNT_OR_NONE,
     "max_tokens_per_microbatch": COUNT_OR_NONE,
     "seed": Range(0, 2**32 - 1, is_whole=True),
+    "num_train_epochs": Range(0),
     "max_steps": Range(-1, is_whole=True, hint="-1 means that `num_train_epochs` counts."),
     # Sampling
     "max_completion_length": COUNT_OR_NONE,
