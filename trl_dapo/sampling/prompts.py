@@ -178,7 +178,7 @@ class PromptStream:
     def begin_after(self, state: dict[str, Any]) -> None:
         """Start a new pass, over another dataset, after the pass in a state from [`~PromptStream.state_dict`]."""
         self.num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
-        self.num_skipped = 0  # those of the other dataset are no share of this one
+        self.num_skipped = 0  # prompts of another dataset do not count in the passes over this one
 
 
 class _MapStyleSource:
