@@ -552,7 +552,10 @@ def test_a_checkpoint_of_grpotrainer_resumes_with_a_new_pass_over_the_prompts(ti
     resumed = make_trainer(tiny_model, tmp_path, max_steps=2)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert number(resumed.sampled[0]) == 0
-    assert any("the pass over the prompts starts from the beginning" in record.message for record in caplog.records)
+    assert any(
+        "the pass over the prompts and the counts of the summary start from the beginning" in record.message
+        for record in caplog.records
+    )
 
 
 # ---- Reward scaling and evaluation ----
