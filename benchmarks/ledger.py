@@ -56,7 +56,7 @@ def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> t
         lengths_B = torch.randint(1, longest + 1, (num_rows,))
         truncated_B = lengths_B > 0.9 * longest
         groups = [sampler.queue.draw(name, {"source": "math_dapo"}, (step, i)) for i, name in enumerate(names)]
-        requests = [GenerationRequest(group, G, policy_rollout=sampler.rollout.number) for group in groups]
+        requests = [GenerationRequest(group, G, weights_rollout=sampler.rollout.number) for group in groups]
         sampler.queue.send(requests)
         sampler.add(receive(requests, rewards_BF, lengths_B, truncated_B))
         sampler.record_decisions(Decisions(groups, [None if i % 2 else "all_wrong" for i in range(num_groups)], 0))

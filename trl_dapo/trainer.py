@@ -436,13 +436,13 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         inputs = [copy.deepcopy(example) for example in examples[mine]]
         completions: list[Completion] = []
         number = sampler.rollout.number
-        is_stale = any(request.policy_rollout < number for request in requests)
+        is_stale = any(request.weights_rollout < number for request in requests)
 
         def score(*batch: Any) -> torch.Tensor:
             completions.extend(receive_rows(requests, recording, self.accelerator))
             for group, index in completions:
-                # The weights of an earlier policy are gone. Only the engine's log-probabilities remain of it.
-                if group.policy_rollouts[index] < number and index in group.rows:
+                # The weights that sampled it are gone. Only the engine's log-probabilities remain of them.
+                if group.weights_rollouts[index] < number and index in group.rows:
                     group.rows[index].old_logps = group.rows[index].logprobs
             return self._score_round(requests, completions, *batch)
 
@@ -587,8 +587,10 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             places = torch.arange(mine.start, mine.start + len(rows), device=device)
             rollouts["group"] = places // G
         if self.args.rollouts_ahead:
-            policies = in_batch(lambda group: group.policy_rollouts, groups, G)
-            rollouts["staleness"] = torch.tensor([number - policy for policy in policies[mine]], device=device)
+            weights_rollouts = in_batch(lambda group: group.weights_rollouts, groups, G)
+            rollouts["staleness"] = torch.tensor(
+                [number - rollout for rollout in weights_rollouts[mine]], device=device
+            )
         return rollouts
 
     # ---- What the user sees ----

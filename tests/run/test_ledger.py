@@ -40,7 +40,7 @@ def play(sampler, rewards_NF, lengths, reasons, sources=None, seconds=0.0, step=
     for i in range(len(reasons)):
         example = {} if sources is None else {"source": sources[i]}
         group = sampler.queue.draw(names[i] if names else f"p{i}", example, (0, i))
-        requests.append(GenerationRequest(group, size, policy_rollout=sampler.rollout.number, policy_step=step))
+        requests.append(GenerationRequest(group, size, weights_rollout=sampler.rollout.number, weights_step=step))
         mine = slice(i * size, (i + 1) * size)
         group.receive(requests[-1], [0] * size)
         group.rewards, group.lengths = rewards_BF[mine], lengths[mine]

@@ -428,6 +428,39 @@ def test_a_summary_names_the_reward_functions_that_never_scored(made, capsys, us
     assert line == "Rewards:   right 0.500 (step 1); never scored: judge."
 
 
+def test_a_summary_names_the_rewards_of_a_run_that_was_resumed_with_another_function():
+    history = [
+        {"step": 1, "loss": 0.1, "rewards/first/mean": 0.5},
+        {"step": 2, "loss": 0.1, "rewards/second/mean": 0.25},
+    ]
+    lines = summed_up(history, reward_names=["second"])
+    assert [line for line in lines if line.startswith("Rewards:")] == ["Rewards:   second 0.250 (step 2)."]
+
+
+def test_a_summary_whose_counts_began_at_a_resume_compares_no_earlier_steps_with_grpo():
+    # Before step 2 all four groups of a step were accepted and two of them trained, as often as with GRPOTrainer. From
+    # then on half of eight groups were accepted, and four groups of four completions trained.
+    def entry(step, accepted, dropped, trained):
+        counts = {"accepted": accepted, "dropped/all_wrong": dropped, "groups_generated": accepted + dropped}
+        counts |= {"groups_trained": trained, "shortfall": 0, "skipped_by_memory": 0}
+        counts |= {"completions_generated": 4 * (accepted + dropped), "completions_trained": 4 * trained}
+        named = {f"dynamic_sampling/{name}": float(value) for name, value in counts.items()}
+        return {
+            "step": step,
+            "loss": 0.1,
+            "dynamic_sampling/acceptance_rate": accepted / (accepted + dropped),
+            **named,
+        }
+
+    history = [entry(1, 4, 0, 4), entry(2, 4, 0, 4), entry(3, 4, 4, 4)]
+    lines = summed_up(history, Totals(8, 4, 320, first_step=2), num_prompts=4)
+    assert [line for line in lines if line.startswith(("Groups:", "Tokens:"))] == [
+        "Groups:    4 trained of 8 sampled since step 2; accepted 100.0% -> 50.0% (step 1 -> step 3).",
+        "Tokens:    320 generated: 2.0 times as many per step as GRPOTrainer, for about 2.0 times as many informative "
+        "groups.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("accepted", "trained", "advice"),
     # 8 of 16 groups of GRPO would be informative. Here 8 of 16 are trained on, then 4 of 16, and so on.

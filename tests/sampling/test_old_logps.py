@@ -51,7 +51,7 @@ def test_groups_that_wait_know_what_their_own_policy_said_and_no_later_one():
 def test_a_fresh_rest_knows_what_its_policy_said_though_the_first_completions_of_its_group_are_older():
     queue, group = waiting(num_generations=4)
     keep_old_logps(queue, "an earlier policy's")
-    group.receive(GenerationRequest(group, 2, policy_rollout=1), [0, 0])
+    group.receive(GenerationRequest(group, 2, weights_rollout=1), [0, 0])
     group.rows |= dict(zip([2, 3], two_rows(), strict=True))
     assert keep_old_logps(queue, "logps") == 2
     assert [group.rows[i].old_logps for i in range(4)] == ["an earlier policy's"] * 2 + ["logps"] * 2

@@ -449,14 +449,14 @@ class Run:
         for (group, index), row in zip(completions[0], rows, strict=True):
             number = int(row.prompt_ids[0])
             book.ids[group.number, index] = number
-            declared = book.rollout_versions[group.policy_rollouts[index]]
+            declared = book.rollout_versions[group.weights_rollouts[index]]
             assert book.versions[number] == declared, "A completion is said to be of another policy than it is of."
         fail_at("received")
         self._score(requests, completions)
         fail_at("scored")
         number = self.first.rollout.number
         for sampler, own, sampled in zip(self.samplers, requests, completions, strict=True):
-            is_stale = any(request.policy_rollout < number for request in own)
+            is_stale = any(request.weights_rollout < number for request in own)
             sampler.add(Round(own, sampled, {}, is_stale))
         self._check_budget(requests[0])
         fail_at("added")
@@ -831,7 +831,7 @@ class Run:
         if self.has_failed:
             return
         for number, group in waiting.items():
-            columns = (group.rewards, group.lengths, group.truncated, group.policy_rollouts, group.policy_steps)
+            columns = (group.rewards, group.lengths, group.truncated, group.weights_rollouts, group.weights_steps)
             assert all(len(column) == group.num_received for column in columns), "A group's columns are not as long."
             for rank, sampler in enumerate(self.samplers):
                 rows = sampler.queue._groups[number].rows
@@ -843,7 +843,7 @@ class Run:
 
 def describe_request(request: GenerationRequest) -> tuple:
     group = request.group
-    sampled_by = request.policy_rollout, request.policy_step, request.expires_at
+    sampled_by = request.weights_rollout, request.weights_step, request.expires_at
     return group.number, group.name, group.num_received, request.num_completions, *sampled_by
 
 

@@ -244,7 +244,7 @@ def received(accelerator, rank, names, num_ranks=2):
     recording = RoundRecording(
         rows=rows_of([i + 1 for i in mine]), lengths=[i + 1 for i in mine], truncated=[i % 2 == 1 for i in mine]
     )
-    requests = [GenerationRequest(group, 2, policy_rollout=3, policy_step=5) for group in groups]
+    requests = [GenerationRequest(group, 2, weights_rollout=3, weights_step=5) for group in groups]
     return groups, receive_rows(requests, recording, accelerator)
 
 
@@ -262,7 +262,7 @@ def test_completions_join_their_groups_and_each_process_keeps_the_rows_that_it_s
         assert [group.ranks for group in groups] == [[0, 0], [0, 1], [1, 1]]
         assert [group.lengths for group in groups] == [[1, 2], [3, 4], [5, 6]]
         assert [group.truncated for group in groups] == [[False, True]] * 3
-        assert (groups[0].policy_rollouts, groups[0].policy_steps) == ([3, 3], [5, 5])
+        assert (groups[0].weights_rollouts, groups[0].weights_steps) == ([3, 3], [5, 5])
         return [{index: len(row.completion_ids) for index, row in group.rows.items()} for group in groups]
 
     assert processes.call(2, receive) == [[{0: 1, 1: 2}, {0: 3}, {}], [{}, {1: 4}, {0: 5, 1: 6}]]
@@ -426,8 +426,8 @@ def test_groups_get_the_rewards_of_their_completions_and_what_was_logged_of_them
 def test_a_group_is_as_stale_as_its_oldest_completion():
     group = new_group(4)
     assert group.staleness(3) == 0
-    group.receive(GenerationRequest(group, 2, policy_rollout=3), [0, 0])
+    group.receive(GenerationRequest(group, 2, weights_rollout=3), [0, 0])
     assert [group.staleness(rollout) for rollout in (3, 4, 5)] == [0, 1, 2]
-    group.receive(GenerationRequest(group, 2, policy_rollout=4), [0, 0])
-    assert group.policy_rollouts == [3, 3, 4, 4]
+    group.receive(GenerationRequest(group, 2, weights_rollout=4), [0, 0])
+    assert group.weights_rollouts == [3, 3, 4, 4]
     assert [group.staleness(rollout) for rollout in (4, 5)] == [1, 2]

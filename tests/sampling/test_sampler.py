@@ -95,7 +95,7 @@ def invent(sampler, num_groups, num=None, place=0):
 def answer(sampler, requests, rewards=None):
     """Add the completions of a round to their groups, on one process."""
     completions, rewards = [], list(rewards or [])
-    is_stale = any(request.policy_rollout < sampler.rollout.number for request in requests)
+    is_stale = any(request.weights_rollout < sampler.rollout.number for request in requests)
     for request in requests:
         group, num = request.group, request.num_completions
         completions += [Completion(group, group.num_received + i) for i in range(num)]
@@ -171,7 +171,7 @@ def nums(requests):
 def facts(requests):
     """Return what requests contain, to compare those of two samplers."""
     return [
-        (one.group.number, one.group.name, one.num_completions, one.policy_rollout, one.policy_step, one.expires_at)
+        (one.group.number, one.group.name, one.num_completions, one.weights_rollout, one.weights_step, one.expires_at)
         for one in requests
     ]
 
@@ -1040,7 +1040,8 @@ def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_n
     again.unanswered = {5, 6}
     again.start_rollout(7)
     when = {
-        one.group.name: (one.policy_rollout, one.policy_step, one.expires_at) for one in again.queue.requests_in_flight
+        one.group.name: (one.weights_rollout, one.weights_step, one.expires_at)
+        for one in again.queue.requests_in_flight
     }
     assert when["4"] == (0, 0, 2)
     assert when["5"] == when["6"] == (1, 7, 3)

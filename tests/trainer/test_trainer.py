@@ -545,7 +545,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_mo
     assert whole_logs == resumed_logs
 
 
-def test_a_checkpoint_of_grpotrainer_resumes_with_a_new_pass_over_the_prompts(tiny_model, tmp_path, caplog):
+def test_a_checkpoint_of_grpotrainer_resumes_with_a_new_pass_over_the_prompts(tiny_model, tmp_path, caplog, capsys):
     make_trainer(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     checkpoint = tmp_path / "checkpoint-1"
     (checkpoint / "dapo_state.json").unlink()
@@ -556,6 +556,8 @@ def test_a_checkpoint_of_grpotrainer_resumes_with_a_new_pass_over_the_prompts(ti
         "the pass over the prompts and the counts of the summary start from the beginning" in record.message
         for record in caplog.records
     )
+    assert resumed._sampler.totals.first_step == 1
+    assert " sampled since step 1; accepted " in capsys.readouterr().out
 
 
 # ---- Reward scaling and evaluation ----

@@ -226,7 +226,7 @@ def describe_groups(
         "step": pa.array([step + 1] * len(groups), pa.int32()),
         "round": pa.array([0 if round_ is None else round_.number for round_ in rounds], pa.int16()),
         "policy_version": pa.array(
-            [None if round_ is None else g.policy_steps[-1] for g, round_ in zip(groups, rounds, strict=True)],
+            [None if round_ is None else g.weights_steps[-1] for g, round_ in zip(groups, rounds, strict=True)],
             pa.int32(),
         ),
         "prompt_id": _texts(group.name for group in groups),

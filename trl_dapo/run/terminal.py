@@ -387,13 +387,15 @@ def summarize(
     lines = [f"Ended:     step {step:,} of {max_steps:,}, {took}{because}. {changed}."]
     first, last, steps = _ends(rollouts or _of_rollouts(log_history), step, resumed_at)
     if totals is not None and totals.groups_sampled:
+        counted_since = f" since step {totals.first_step:,}" if totals.first_step else ""
+        counted = [entry for entry in log_history if entry.get("step", step) > totals.first_step]
         accepted = _change(first, last, ACCEPTANCE, "{:.1%}".format)
         too_late = f", {num_groups_left:,} not trained because the run ended" if num_groups_left else ""
         num_trained, copies = totals.groups_trained - num_groups_left, ""
         if num_different is not None and num_different < num_trained:
             num_trained, copies = num_different, f" (with copies {num_trained:,} in the batches)"
         lines.append(
-            f"Groups:    {num_trained:,} trained of {totals.groups_sampled:,} sampled{copies}"
+            f"Groups:    {num_trained:,} trained of {totals.groups_sampled:,} sampled{counted_since}{copies}"
             + too_late
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
@@ -401,7 +403,7 @@ def summarize(
             batches = "batch" if num_short == 1 else "batches"
             full = "a full batch needs" if num_prompts is None else f"the {num_prompts} of a full batch"
             lines.append(f"Not full:  {num_short:,} {batches} had fewer accepted groups than {full}.")
-        compared, tokens = compare_with_grpo(log_history), f"Tokens:    {totals.tokens_generated:,} generated"
+        compared, tokens = compare_with_grpo(counted), f"Tokens:    {totals.tokens_generated:,} generated"
         if compared is None or not fills_batches:
             lines.append(f"{tokens}.")
         else:
@@ -419,13 +421,18 @@ def summarize(
     if all_seconds := sum(timeline.values()):
         shares = ", ".join(f"{spent / all_seconds:.0%} {word}" for word, spent in timeline.items())
         lines.append(f"Time:      {shares}.")
-    metrics = dict.fromkeys(name for entry in first for name in entry if re.fullmatch("rewards/.*/mean", name))
-    changes = []
+    metrics = dict.fromkeys(name for entry in last for name in entry if re.fullmatch("rewards/.*/mean", name))
+    changes, new = [], []
     for name in metrics:
         change = _change(first, last, name, format_number)
+        reward_name, mean = name.split("/")[1], _mean(last, name)
         if change is not None:
-            changes.append(f"{name.split('/')[1]} {change}")
+            changes.append(f"{reward_name} {change}")
+        elif mean is not None:  # the run was resumed with another reward function
+            new.append(f"{reward_name} {format_number(mean)}")
     parts = [f"{', '.join(changes)} ({steps})"] if changes else []
+    if new:
+        parts.append(f"{', '.join(new)} ({steps.split(' -> ')[-1]})")
     logged = {name for entry in [*log_history, *rollouts] for name in entry}
     if silent := [name for name in reward_names if f"rewards/{name}/mean" not in logged]:
         parts.append(f"never scored: {', '.join(silent)}")

@@ -54,12 +54,16 @@ _NEXT_STATES = {
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request to the engine for completions of one group: all of them, its first ones, or the rest."""
+    """
+    A request to the engine for completions of one group: all of them, its first ones, or the rest.
+
+    Which of these it is can be told only until its completions are received.
+    """
 
     group: "PromptGroup"
     num_completions: int
-    policy_rollout: int = 0  # number of the rollout whose policy samples the completions
-    policy_step: int = 0  # optimizer steps that this policy has had
+    weights_rollout: int = 0  # the rollout with whose weights the completions are sampled
+    weights_step: int = 0  # optimizer steps that these weights have had
     # Number of the last rollout that may receive the completions. Only set if they are requested ahead.
     expires_at: int = 0
 
@@ -71,7 +75,7 @@ class GenerationRequest:
     @property
     def may_wait(self) -> bool:
         """Whether a rollout after the next one may receive the completions."""
-        return self.expires_at > self.policy_rollout + 1
+        return self.expires_at > self.weights_rollout + 1
 
     @property
     def is_whole(self) -> bool:
@@ -106,8 +110,8 @@ class PromptGroup:
     lengths: list[int] = field(default_factory=list)  # number of tokens that the model generated
     truncated: list[bool] = field(default_factory=list)  # whether the completion was cut off at the length limit
     extra_logs: dict[str, list] = field(default_factory=dict)  # columns that reward functions logged with `log_extra`
-    policy_rollouts: list[int] = field(default_factory=list)  # number of the rollout whose policy sampled it
-    policy_steps: list[int] = field(default_factory=list)  # optimizer steps that this policy has had
+    weights_rollouts: list[int] = field(default_factory=list)  # the rollout with whose weights it was sampled
+    weights_steps: list[int] = field(default_factory=list)  # optimizer steps that these weights have had
     ranks: list[int] = field(default_factory=list)  # the process that holds the completion's row
     rows: dict[int, Row] = field(default_factory=dict)  # rows that this process holds, by their index in the group
     num_decided: int = 0  # completions that a decision was made on; further ones belong to an unfinished round
@@ -134,7 +138,7 @@ class PromptGroup:
 
     def staleness(self, rollout: int) -> int:
         """Return how many rollouts before this one its oldest completion was sampled."""
-        return rollout - min(self.policy_rollouts, default=rollout)
+        return rollout - min(self.weights_rollouts, default=rollout)
 
     def move_to(self, state: GroupState, reason: str | None = None) -> None:
         """Change the state. Raise if the change is not one of those described at the top of this file."""
@@ -148,13 +152,13 @@ class PromptGroup:
     def receive(self, request: GenerationRequest, ranks: Sequence[int]) -> None:
         """Add the completions of a request. `ranks` are the processes that hold their rows."""
         self.ranks += ranks
-        self.policy_rollouts += [request.policy_rollout] * len(ranks)
-        self.policy_steps += [request.policy_step] * len(ranks)
+        self.weights_rollouts += [request.weights_rollout] * len(ranks)
+        self.weights_steps += [request.weights_step] * len(ranks)
 
     def forget_undecided(self) -> None:
         """Remove completions that no decision was made on, because their round was interrupted."""
         num = self.num_decided
-        for column in (self.lengths, self.truncated, self.policy_rollouts, self.policy_steps, self.ranks):
+        for column in (self.lengths, self.truncated, self.weights_rollouts, self.weights_steps, self.ranks):
             del column[num:]
         self.rewards = self.rewards[:num]
         self.extra_logs = {name: values[:num] for name, values in self.extra_logs.items()}
@@ -187,12 +191,12 @@ class PromptGroup:
             "state": self.state.value,
             "request": None
             if request is None
-            else [request.num_completions, request.policy_rollout, request.policy_step, request.expires_at],
+            else [request.num_completions, request.weights_rollout, request.weights_step, request.expires_at],
             "rewards": self.rewards,
             "lengths": self.lengths,
             "truncated": self.truncated,
-            "policy_rollouts": self.policy_rollouts,
-            "policy_steps": self.policy_steps,
+            "weights_rollouts": self.weights_rollouts,
+            "weights_steps": self.weights_steps,
             "ranks": self.ranks,
             "rows": {index: row.state_dict() for index, row in self.rows.items()},
         }
@@ -216,8 +220,8 @@ _PLAIN_COLUMNS = (
     "rewards",
     "lengths",
     "truncated",
-    "policy_rollouts",
-    "policy_steps",
+    "weights_rollouts",
+    "weights_steps",
     "ranks",
 )
 

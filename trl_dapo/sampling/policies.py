@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of selection policies, which learn from decisions on groups and influence which prompts are sampled.
 
+In this folder a policy is a selection policy. The policy that is trained is called the model, or its weights.
+
 To add a policy, write a subclass of [`SelectionPolicy`] in a file of its own, and create it in
 `construction.make_sampler`. Every process asks it in the same order, and it must decide the same on each. It knows a
 prompt by its name only; [`PromptStream.rows_by_name`] returns the columns by name. It cannot exclude prompts: if a

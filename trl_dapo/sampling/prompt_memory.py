@@ -103,19 +103,19 @@ class PromptMemory(SelectionPolicy):
 
     # The pass rate of a prompt has a Beta posterior. Its prior is fitted to the observations of all prompts, and its
     # evidence comes from the prompt's own observations.
-    # As the policy learns, older evidence becomes misleading. So each observation is tested: would half the evidence
+    # As the model learns, older evidence becomes misleading. So each observation is tested: would half the evidence
     # have predicted it better than all the evidence? The log of the likelihood ratio is summed over the observations
-    # and kept at zero or above (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a bound, the policy
+    # and kept at zero or above (Page's test for a change, Biometrika 41, 1954). If the sum exceeds a bound, the model
     # has changed, and all evidence is halved, that of each prompt and that of the population.
     # Skipping prompts by past results is the idea of GRESO (https://huggingface.co/papers/2506.02177), in which the
     # number of skipped passes has no bound.
 
     # The weight that evidence keeps after a change, and that a prompt's earlier observations keep at each new one.
     # With the latter, the evidence of a prompt is worth two groups at most, so that the memory also notices if the
-    # policy learns only this prompt. The recipes of MoPPS use the same factor
+    # model learns only this prompt. The recipes of MoPPS use the same factor
     # (https://huggingface.co/papers/2507.04632).
     KEPT = 0.5
-    # If the policy does not change and pass rates are Beta-distributed, the sum of log-likelihood ratios exceeds this
+    # If the model does not change and pass rates are Beta-distributed, the sum of log-likelihood ratios exceeds this
     # at most once in e^10 = 22,000 observations (Lorden, Ann. Math. Stat. 42, 1971).
     MAX_SURPRISE = 10.0
     # The number of visits falls with this power of the expected acceptance. With 5, a prompt whose acceptance is half
@@ -175,23 +175,23 @@ class PromptMemory(SelectionPolicy):
     def metrics(self) -> dict[str, float]:
         return {"skipped_by_memory": float(len(self.skipped))}
 
-    def expected_acceptance(self, prompt_id: str, num_generations: int) -> float:
+    def expected_acceptance(self, name: str, num_generations: int) -> float:
         """Return the probability that a new group of this prompt is accepted."""
-        return expected_acceptance(*self.pass_rate_distribution(prompt_id), num_generations)
+        return expected_acceptance(*self.pass_rate_distribution(name), num_generations)
 
-    def draw_skip(self, prompt_id: str, num_generations: int, may_skip: bool = True) -> bool:
+    def draw_skip(self, name: str, num_generations: int, may_skip: bool = True) -> bool:
         """Draw whether to skip this prompt now. Processes that make the same calls in the same order get the same."""
-        record = self._records.get(prompt_id)
+        record = self._records.get(name)
         if record is None:
             return False
         unseen = expected_acceptance(*self.population.pass_rate_distribution(), num_generations)
-        correct, incorrect = self.pass_rate_distribution(prompt_id)
+        correct, incorrect = self.pass_rate_distribution(name)
         acceptance = expected_acceptance(correct, incorrect, num_generations)
         visits_per_pass = self._visits_per_pass(acceptance, unseen)
         # The wait until the next visit is uniform over 1, 2, ... 2 / visits_per_pass - 1 passes. So the prompt is
         # visited as often as it should be on average, and the wait is bounded.
         longest_wait_left = 2 / visits_per_pass - 1 - record.num_skipped
-        skip = may_skip and self._draw(prompt_id) * longest_wait_left >= 1
+        skip = may_skip and self._draw(name) * longest_wait_left >= 1
         # The wait ends here, not when the prompt is observed, because a round may reach the prompt again before that.
         record.num_skipped = record.num_skipped + 1 if skip else 0
         if skip:
@@ -208,9 +208,9 @@ class PromptMemory(SelectionPolicy):
         visits_per_pass = (acceptance / unseen) ** self.VISITS_POWER if acceptance < unseen else 1.0
         return max(visits_per_pass, 2 / (self.longest_wait + 1))
 
-    def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
+    def update(self, name: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
         """Learn from the completions of a group, or from its rest if it has learned from its first completions."""
-        record = self._records.setdefault(prompt_id, _Record(num_halvings=self._num_halvings))
+        record = self._records.setdefault(name, _Record(num_halvings=self._num_halvings))
         # The rest of a group belongs to the same observation as its first completions, which was counted before.
         if not is_rest:
             num_incorrect = num_scored - num_correct
@@ -251,15 +251,15 @@ class PromptMemory(SelectionPolicy):
         by *= self._fade(record)
         return correct + by * record.evidence_correct, incorrect + by * record.evidence_incorrect
 
-    def pass_rate_distribution(self, prompt_id: str | None) -> tuple[float, float]:
+    def pass_rate_distribution(self, name: str | None) -> tuple[float, float]:
         """Return the Beta parameters of a prompt's pass rate. `None` stands for a prompt that was never observed."""
-        return self._posterior(self._records.get(prompt_id or "") or _Record())
+        return self._posterior(self._records.get(name or "") or _Record())
 
-    def _draw(self, prompt_id: str) -> float:
+    def _draw(self, name: str) -> float:
         """Draw a uniform number in [0, 1) that depends only on the seed, the prompt and the number of draws so far."""
         self._num_draws += 1
         # Only the id is used. The hash in the name depends on all columns, and an added column must not change draws.
-        return int(digest(f"{self.seed}/{self._num_draws}/{id_in(prompt_id)}"), 16) / 2**64
+        return int(digest(f"{self.seed}/{self._num_draws}/{id_in(name)}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a parquet file with one row for each observed prompt."""

@@ -123,7 +123,7 @@ class GroupQueue:
         self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False
     ) -> None:
         """
-        Mark the requests of these groups as requested again, from the policy of the present rollout.
+        Mark the requests of these groups as requested again, with the weights of the present rollout.
 
         Args:
             numbers (`Collection[int]`):
@@ -131,7 +131,7 @@ class GroupQueue:
             rollout (`int`):
                 Number of the present rollout.
             step (`int`):
-                Optimizer steps that its policy has had.
+                Optimizer steps before this rollout.
             keeps_together (`bool`, *optional*, defaults to `False`):
                 Whether requests that expire in the same rollout must stay together, because the processes can only
                 share all of them equally. Then a renewed request does not get more time if others that expire with
@@ -147,8 +147,8 @@ class GroupQueue:
                 continue
             expires_at = request.expires_at
             if request.may_wait and expires_at not in expires_with_answered:
-                expires_at += rollout - request.policy_rollout  # its full time to wait starts again
-            request.group.request = replace(request, policy_rollout=rollout, policy_step=step, expires_at=expires_at)
+                expires_at += rollout - request.weights_rollout  # its full time to wait starts again
+            request.group.request = replace(request, weights_rollout=rollout, weights_step=step, expires_at=expires_at)
 
     @property
     def first_unsampled_position(self) -> tuple[int, int] | None:

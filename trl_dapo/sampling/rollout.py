@@ -16,7 +16,7 @@ class Rollout:
 
     target: int  # groups in its batch
     number: int = 0  # counted over the run, from 0
-    step: int = 0  # optimizer steps that its policy has had
+    step: int = 0  # optimizer steps before it
     num_carried_in: int = 0  # groups that an earlier rollout accepted and that train in this one
     rounds: list[Round] = field(default_factory=list)
     accepted: list[PromptGroup] = field(default_factory=list)  # in the order in which they were accepted
@@ -93,13 +93,17 @@ class Rollout:
 
 @dataclass
 class Totals:
-    """Totals of a run over all its finished rollouts, including those before it was resumed."""
+    """
+    Totals of a run over all its finished rollouts. They include those before it was resumed, unless only a part of the
+    checkpoint could be resumed.
+    """
 
     groups_sampled: int = 0
     groups_trained: int = 0
     tokens_generated: int = 0
     short_rollouts: int = 0  # rollouts whose batch was not full
     empty_rollouts_in_a_row: int = 0  # that had no group to train on
+    first_step: int = 0  # optimizer steps before the first of these rollouts
 
     def add(self, rollout: Rollout, batch: Batch, fell_short: bool) -> None:
         """Add a finished rollout."""

@@ -34,7 +34,7 @@ class Round:
     requests: Sequence[GenerationRequest]
     completions: list["Completion"]  # the sampled completions, in the order of the rows of all processes
     metrics: dict[str, list[float]] = field(default_factory=dict)  # TRL's metrics
-    is_stale: bool = False  # whether an earlier policy sampled some of it
+    is_stale: bool = False  # whether some of it was sampled with earlier weights
     number: int = 0  # counted within its rollout, from 1
     seconds: float = 0.0  # time to sample and score it
 

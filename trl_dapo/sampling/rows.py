@@ -31,7 +31,7 @@ class Row:
     logprobs: np.ndarray | None  # of the completion's tokens, from the engine
     images: list | None
     tool_images: list | None  # those of the images that tools returned
-    old_logps: np.ndarray | None = None  # of the completion's tokens, under the earlier policy that sampled them
+    old_logps: np.ndarray | None = None  # of the completion's tokens, under the earlier weights that sampled them
     extra_columns: dict[str, Any] | None = None  # columns for reward functions in addition to those of the example
 
     @property

@@ -126,13 +126,15 @@ class Sampler:
     # ---- One rollout ----
 
     def start_rollout(self, step: int = 0) -> None:
-        """Begin a rollout whose policy is the one after `step` optimizer steps."""
+        """Begin a rollout with the weights after `step` optimizer steps."""
         was_interrupted = self._is_open
         for round_ in self.rollout.rounds:
             for group in round_.groups:
                 group.round = None  # otherwise a waiting group would keep all rows of its round in memory
         self.rollout = self.next_rollout(step)
         self.num_rollouts = self.rollout.number + 1
+        if self.rollout.number == 0:
+            self.totals.first_step = step
         self._is_open = True
         self.selection.start_rollout()
         self.queue.forget_undecided()
@@ -147,7 +149,7 @@ class Sampler:
 
     def next_rollout(self, step: int = 0) -> Rollout:
         """Return the rollout that begins next."""
-        # An interrupted rollout starts over under the same number, because its policy has not changed in between.
+        # An interrupted rollout starts over under the same number, because the weights have not changed in between.
         number = self.num_rollouts - 1 if self._is_open else self.num_rollouts
         return Rollout(self.target, number, step, num_carried_in=len(self.queue.accepted))
 
@@ -208,10 +210,10 @@ class Sampler:
         return may_wait[: num - num % self.selection.group_multiple]
 
     def _new_requests(self) -> list[GenerationRequest]:
-        """Make and return the requests of a new round, for the present policy."""
+        """Make and return the requests of a new round, with the present weights."""
         rollout = self.rollout
         requests = [
-            replace(request, policy_rollout=rollout.number, policy_step=rollout.step)
+            replace(request, weights_rollout=rollout.number, weights_step=rollout.step)
             for request in self.selection.next_round(rollout.shortfall, self.completions_left)
         ]
         self.queue.send(requests)
@@ -289,7 +291,7 @@ class Sampler:
 
     def request_ahead(self, num_rollouts_left: float = math.inf) -> None:
         """
-        Request completions of the present policy for the next rollouts, of which the run has `num_rollouts_left`.
+        Request completions with the present weights for the next rollouts, of which the run has `num_rollouts_left`.
         """
         num_rollouts = min(self.rollouts_ahead, num_rollouts_left)
         if num_rollouts <= 0:
@@ -337,13 +339,13 @@ class Sampler:
         return requests
 
     def _send_ahead(self, whole: list[GenerationRequest], parts: list[GenerationRequest]) -> None:
-        """Record requests of the present policy as in flight, with the last rollout that may receive them."""
+        """Record requests with the present weights as in flight, and the last rollout that may receive them."""
         number, step = self.num_rollouts - 1, self.rollout.step
         parts = self.selection.extend_to_equal_shares(parts)
         for requests, expires_at in ((parts, number + 1), (whole, number + self.rollouts_ahead)):
             self.queue.send(
                 [
-                    replace(request, policy_rollout=number, policy_step=step, expires_at=expires_at)
+                    replace(request, weights_rollout=number, weights_step=step, expires_at=expires_at)
                     for request in requests
                 ]
             )

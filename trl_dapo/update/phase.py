@@ -50,7 +50,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
     # Each optimizer step trains on the rows that `GRPOTrainer` would train on, after the same random assignment, but
     # divides them into micro-batches anew. To the training loop, DDP, FSDP and DeepSpeed these look like any others.
-    # See docs/design.md for the rules by which rows are divided.
+    # See docs/design.md for the rules by which rows are divided. The rows of one optimizer step are called its window.
 
     _why_padding_matters: str | None = None  # why the model depends on its padding, if it does
 

@@ -37,7 +37,7 @@ ROLLOUT_KEYS = {
     "importance_sampling_ratio": ("completion", 1.0),
     # Added by DAPOTrainer:
     "is_filler": ("completion", False),  # whether the row only fills the batch and has no weight in the loss
-    "staleness": ("completion", 0),  # how many rollouts ago the policy was the one that sampled the row
+    "staleness": ("completion", 0),  # how many rollouts old the weights are with which the row was sampled
     "group": ("completion", -1),  # number of the row's group in the batch
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
