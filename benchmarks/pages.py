@@ -43,8 +43,8 @@ METHODS = {
     "paper": "`DAPOTrainer`, the paper's sampling",
     "carry": "`DAPOTrainer`, carry",
     "carry, memory": "`DAPOTrainer`, carry and memory",
-    "screen 3": '`DAPOTrainer`, `dynamic_sampling_screen="3"`',
-    "screen": '`DAPOTrainer`, `dynamic_sampling_screen="on"`',
+    "screen 3": "`DAPOTrainer`, the paper's sampling and a screen of 3",
+    "screen": "`DAPOTrainer`, the paper's sampling and the screen",
     "carry, memory, screen 3": '`DAPOTrainer`, carry, memory and `dynamic_sampling_screen="3"`',
     "carry, memory, screen": '`DAPOTrainer`, carry, memory and `dynamic_sampling_screen="on"`',
     "carry, server": "`DAPOTrainer`, carry, sampled by a stand-in for a server",
@@ -57,7 +57,7 @@ SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),
     "`DAPOTrainer`, screen and memory on": (two_names.DEFAULT,),
-    '... with `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
+    '... screen and memory on, `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
     "... screen and memory on, fewer prompts per step": (two_names.FEWER,),
 }
 # The tables of savings/, by their names on the page.
@@ -78,7 +78,7 @@ ARMS_OF_TWO_REWARDS = {
     two_names.ALONE: "`GRPOTrainer`, trained with `correct` alone",
     two_names.PAPER: ARMS[two_names.PAPER],
     two_names.DEFAULT: "`DAPOTrainer`, nothing set",  # without a name there is neither screen nor memory
-    two_names.NAMED: '... with `dynamic_sampling_rewards=["correct"]`',
+    two_names.NAMED: '... with `dynamic_sampling_rewards=["correct"]`, screen and memory on',
     two_names.FEWER: "... nothing set, 9 prompts per step instead of 16",
 }
 
@@ -338,7 +338,7 @@ def policies_table():
         "groups generated per group trained",
         "compared with 1 / acceptance rate",
         "rounds",
-        "short batches",
+        "missing groups",
     )
     rows = []
     for policy, generated, ratio, rounds, short in rows_of_results("512 prompts, acceptance 0.33"):

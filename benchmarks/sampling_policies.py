@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Cost of dynamic-sampling policies: generated groups per trained group, rounds, and short batches.
+Cost of dynamic-sampling policies: generated groups per trained group, rounds, and missing groups.
 
     python -m benchmarks sampling_policies    # minutes
 

@@ -106,9 +106,9 @@ class DAPOConfig(GRPOConfig):
             own. Each optimizer step is cut into as many micro-batches as are needed, the same number on every process.
             `per_device_train_batch_size` can stay 1, because `prompts_per_step` sets the size of a step. SkyRL uses
             the same name; verl calls it `ppo_max_token_len_per_gpu`, slime `max_tokens_per_gpu`, and NeMo RL
-            `train_mb_tokens`. A budget bounds the memory. It is faster if lengths differ much, and takes about as long
-            otherwise. By default there is no bound, and a step is cut into `gradient_accumulation_steps` micro-batches
-            of equal padded cost.
+            `train_mb_tokens`. A budget bounds the memory. It is faster than the default if lengths differ much, and
+            takes about as long otherwise. By default there is no bound, and a step is cut into
+            `gradient_accumulation_steps` micro-batches of equal padded cost.
 
         > Dynamic sampling
 

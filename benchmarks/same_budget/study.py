@@ -173,7 +173,7 @@ def rows_of(results, task):
 
 def columns_of(task):
     budget = BUDGETS[task]
-    return "arm", f"after {budget.steps} steps", "tokens of these", f"after {budget.seconds:g} CPU seconds"
+    return "arm", f"after {budget.steps} steps", "tokens of these steps", f"after {budget.seconds:g} CPU seconds"
 
 
 def main(task=RUN_HERE, arm=ARMS["quickstart"], from_kept=False, num_processes=1, output_dir=OUTPUT):

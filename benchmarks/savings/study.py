@@ -77,7 +77,10 @@ PANELS = ("hard tail", "one in ten", "quickstart")
 
 
 def draw(results):
-    """Draw README's picture: accuracy by optimizer steps, means of the seeds and their range."""
+    """
+    Draw README's picture: accuracy by optimizer steps, means of the seeds and their range. The further
+    steps of runs that continued until they had spent the tokens and the seconds, too, are not drawn.
+    """
     curves = {}
     for (task, arm, seed), result in counted_runs(results).items():
         if arm in DRAWN:
@@ -85,6 +88,7 @@ def draw(results):
                 "curve": [
                     {"optimizer steps": point["rollouts"] * TASKS[task].num_steps, "accuracy": 100 * point["accuracy"]}
                     for point in result["curve"]
+                    if point["rollouts"] <= TASKS[task].num_rollouts
                 ]
             }
     panels = [(task, "accuracy", "optimizer steps", f"accuracy, %: {task}") for task in PANELS]

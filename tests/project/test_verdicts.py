@@ -156,7 +156,7 @@ def test_the_table_of_tokens_has_those_of_each_arm_and_their_ratio_to_grpos():
         for cell in rows["... screen and memory on, fewer prompts per step"][:5]
     ]
     assert fewer == [1.04, 0.18, 0.99, 1.01, 1.02]
-    only_one = rows['... with `dynamic_sampling_rewards=["correct"]`']
+    only_one = rows['... screen and memory on, `dynamic_sampling_rewards=["correct"]`']
     assert only_one[:5] == ["one reward"] * 5
 
 
@@ -202,7 +202,7 @@ def test_the_best_rate_of_each_arm_with_the_seed_that_does_not_count_is_used(tmp
     said = [line for line in kept.filled_in(page).splitlines() if line not in blank.splitlines()]
     # 700 and 1,000 tokens with 10, 11 and 12 more; GRPO's curve has 54.06% at 710 of 1,010.
     assert said == [
-        "| quickstart | default | GRPO | fewer tokens | 711 and 1,011: -300 (-300 to -300): shown | shown |",
-        "| quickstart | default | GRPO | accuracy at equal tokens higher | 60.0% and 54.1%: +5.9 (+5.9 to +5.9): "
-        "shown | shown |",
+        "| quickstart | former default | GRPO | fewer tokens | 711 and 1,011: -300 (-300 to -300): shown | shown |",
+        "| quickstart | former default | GRPO | accuracy at equal tokens higher | 60.0% and 54.1%: +5.9 (+5.9 to "
+        "+5.9): shown | shown |",
     ]
