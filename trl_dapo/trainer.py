@@ -131,8 +131,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             Your own rule for which groups to train on, which replaces the built-in rule. It is called on the main
             process, once per group, with two arguments: a dictionary that maps each reward function's name to the list
             of its rewards, and a list with one dictionary per completion, which holds the columns of the example and
-            `completion`, `length` and `truncated`. It returns `None` to train on the group, or the reason to drop it,
-            which is logged as `dynamic_sampling/dropped/<reason>`.
+            `completion`, `length` and `truncated`. Rewards are those after `reward_scaling`, and NaN if a function did
+            not score the completion. It returns `None` to train on the group, or the reason to drop it, which is
+            logged as `dynamic_sampling/dropped/<reason>`.
         *other_args, **kwargs:
             All other arguments of [`~trl.GRPOTrainer`], in the same order and with the same meaning.
 
@@ -632,6 +633,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             resume_from_checkpoint = find_checkpoint(output_folder(self.args))
         elif not (resume_from_checkpoint or self.state.global_step):
             warn_of_earlier_run(self.args)
+        self._restart_interrupted_step()
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(wrapped_for(sys.stdout, self._task.describe(self._group_filter is not None)))

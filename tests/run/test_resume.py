@@ -135,7 +135,8 @@ def lets_in_few(rewards, rows):
 def test_groups_are_dropped_if_a_group_filter_is_added_removed_or_changed(run, tmp_path, there, here, caplog):
     run(1, group_filter=there, **CARRY)
     assert torch.load(tmp_path / "checkpoint-1" / "dapo_state_rank0.pt", weights_only=True)["queue"]["groups"]
-    assert bool(run(2, "checkpoint-1", group_filter=here, **CARRY)._sampler.rollout.num_carried_in) == (there is here)
+    resumed = run(2, "checkpoint-1", group_filter=here, **CARRY)
+    assert bool(resumed._sampler.rollout.num_accepted_before) == (there is here)
     assert ("`group_filter` (" in caplog.text) == (there is not here)
 
 

@@ -316,7 +316,7 @@ def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rou
     for step in range(num_rollouts + 5):
         play_rollout(sampler, rng)
         if step >= 5:
-            num_carried += sampler.rollout.num_carried_in
+            num_carried += sampler.rollout.num_accepted_before
             num_accepted += len(sampler.rollout.accepted)
             num_rounds += sampler.rollout.num_rounds
         sampler.finish_rollout()
@@ -1137,7 +1137,7 @@ def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fi
     for step in (1, 2):
         sampler.finish_rollout()
         sampler.start_rollout(step)
-    sampler.rollout.num_carried_in = len(let_wait(sampler, 4, place=100))  # as if others had filled the batch
+    sampler.rollout.num_accepted_before = len(let_wait(sampler, 4, place=100))  # as if others had filled the batch
     assert sampler.num_missing == 0
     assert play_requests(sampler, [YES] * 12) == [str(i) for i in range(12)]  # requested in rollout 0, and due in 2
     assert sampler.next_requests() == []

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -558,6 +559,79 @@ def test_a_checkpoint_of_grpotrainer_resumes_with_a_new_pass_over_the_prompts(ti
     )
     assert resumed._sampler.totals.first_step == 1
     assert " sampled since step 1; accepted " in capsys.readouterr().out
+
+
+# ---- A run that was interrupted and continues in the same process ----
+
+
+def interrupt_at(trainer, num, error):
+    """Let the loss of this micro-batch, counted from 1, fail once."""
+    compute_loss, counted = trainer._compute_loss, itertools.count(1)
+
+    def failing_once(*args):
+        if next(counted) == num:
+            raise error
+        return compute_loss(*args)
+
+    trainer._compute_loss = failing_once
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_after_an_interrupted_update_each_step_has_a_rollout_of_its_own_and_limits_are_kept(
+    tiny_model, tmp_path, error
+):
+    # A rollout is four micro-steps, which are one optimizer step. The second of the second step fails.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=9, max_tokens_generated=900)
+    assert trainer._generate_every == trainer.args.gradient_accumulation_steps == 4
+    interrupt_at(trainer, 6, error)
+    with pytest.raises(type(error)):
+        trainer.train()
+    assert trainer._step == 5
+    trainer.train()
+    assert trainer._step % 4 == 0
+    # The run ends with the first rollout that reaches the limit.
+    last = trainer.state.log_history[-2]["dynamic_sampling/tokens_generated"]
+    assert trainer._sampler.totals.tokens_generated - last < 900 <= trainer._sampler.totals.tokens_generated
+    assert trainer.state.global_step < 9
+
+
+def test_an_update_that_was_interrupted_within_a_rollout_starts_over_with_the_same_rows(tiny_model, tmp_path):
+    # Two optimizer steps of two micro-steps with four rows each train on a rollout. The last micro-step fails.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, gradient_accumulation_steps=2, steps_per_generation=4)
+    interrupt_at(trainer, 4, KeyboardInterrupt())
+    seen = spy_on_training(trainer)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert sorted(seen[16:24]) == sorted(seen[8:16])
+    # One step on the rest of the first rollout, then two steps on the second.
+    assert trainer._sampler.num_rollouts == 2
+
+
+def test_values_logged_by_a_reward_function_before_another_one_failed_are_not_logged_later(tiny_model, tmp_path):
+    calls = itertools.count(1)
+
+    def logging_reward(completions, log_extra, log_metric, **kwargs):
+        log_extra("said", list(completions))
+        log_metric("mine", float(next(calls)))
+        return right(completions)
+
+    def failing_once(completions, **kwargs):
+        if not any(map(is_dummy, completions)) and next(failures) == 1:
+            raise ConnectionError("the judge does not answer")
+        return [0.0] * len(completions)
+
+    failures = itertools.count(1)
+    trainer = make_trainer(
+        tiny_model, tmp_path, reward_funcs=[logging_reward, failing_once], max_steps=1, log_completions=True
+    )
+    with pytest.raises(ConnectionError):
+        trainer.train()
+    last = next(calls)
+    trainer.train()
+    assert None not in trainer._logs["extra"]["said"]
+    (logged,) = (entry["mine"] for entry in trainer.state.log_history if "mine" in entry)
+    assert logged > last
 
 
 # ---- Reward scaling and evaluation ----

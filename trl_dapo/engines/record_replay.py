@@ -45,7 +45,9 @@ class RecordReplayMixin(TypedGRPOTrainer):
         """Record what TRL samples and scores in one round, without changing the trainer's metrics and logs."""
         logs, metrics = empty_logs(self._logs), empty_metrics()
         recording = RoundRecording(score, metrics=metrics["train"])
-        with patched(self, _round_recording=recording, _logs=logs, _metrics=metrics):
+        # If a reward function fails, values that others have logged by then must not be added to the next round.
+        pending = {"_pending_extra_logs": defaultdict(list), "_pending_metrics": defaultdict(list)}
+        with patched(self, _round_recording=recording, _logs=logs, _metrics=metrics, **pending):
             yield recording
 
     @contextmanager

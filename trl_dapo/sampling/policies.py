@@ -5,9 +5,10 @@
 In this folder a policy is a selection policy. The policy that is trained is called the model, or its weights.
 
 To add a policy, write a subclass of [`SelectionPolicy`] in a file of its own, and create it in
-`construction.make_sampler`. Every process asks it in the same order, and it must decide the same on each. It knows a
-prompt by its name only; [`PromptStream.rows_by_name`] returns the columns by name. It cannot exclude prompts: if a
-full pass was skipped, the next prompts are sampled anyway. To exclude prompts, filter the dataset instead.
+`construction.make_sampler`, which gets what it needs from `DAPOTrainer._new_sampler`. Every process asks it in the
+same order, and it must decide the same on each. It knows a prompt by its name only; [`PromptStream.rows_by_name`]
+returns the columns by name. It cannot exclude prompts: if a full pass was skipped, the next prompts are sampled
+anyway. To exclude prompts, filter the dataset instead.
 
 If a run has several policies, their order matters, and their decisions are combined as follows:
 

@@ -113,8 +113,8 @@ def rollout_log(
         "completions_generated": rollout.num_completions,
         "completions_trained": len(batch.train) * sampler.num_generations,
         "tokens_generated": rollout.num_tokens,
-        "surplus": max(rollout.num_trainable - max(rollout.target, rollout.num_carried_in), 0),
-        "carried": rollout.num_carried_in,
+        "surplus": max(rollout.num_trainable - max(rollout.target, rollout.num_accepted_before), 0),
+        "carried": rollout.num_accepted_before,
         "shortfall": rollout.shortfall,
         **{f"dropped/{reason}": reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons])},
         "passes": sampler.passes,
@@ -197,12 +197,12 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
     dropped = f" (dropped: {reasons})" if reasons else ""
-    num_carried = rollout.num_carried_in
-    carried = f", and {num_carried} were carried over from the last rollout" if num_carried else ""
+    num_before = rollout.num_accepted_before
+    before = f", and {num_before} were accepted earlier" if num_before else ""
     batches = "batch" if limit == 1 else "batches"
     at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
-        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{dropped}{carried}; the batch "
+        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{dropped}{before}; the batch "
         f"has room for {rollout.target}."
     )
     setting = f"`dynamic_sampling_max_gen_batches` ({limit:g})" if limit else "`dynamic_sampling_stop_after`"

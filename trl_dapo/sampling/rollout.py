@@ -17,7 +17,7 @@ class Rollout:
     target: int  # groups in its batch
     number: int = 0  # counted over the run, from 0
     step: int = 0  # optimizer steps before it
-    num_carried_in: int = 0  # groups that an earlier rollout accepted and that train in this one
+    num_accepted_before: int = 0  # groups that were accepted before it began, or before it was interrupted
     rounds: list[Round] = field(default_factory=list)
     accepted: list[PromptGroup] = field(default_factory=list)  # in the order in which they were accepted
     dropped: list[PromptGroup] = field(default_factory=list)  # in the order in which they were dropped
@@ -78,7 +78,7 @@ class Rollout:
     @property
     def num_trainable(self) -> int:
         """Number of groups that can train: the carried ones and the accepted ones."""
-        return self.num_carried_in + len(self.accepted)
+        return self.num_accepted_before + len(self.accepted)
 
     @property
     def shortfall(self) -> int:

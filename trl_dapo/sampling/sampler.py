@@ -151,7 +151,7 @@ class Sampler:
         """Return the rollout that begins next."""
         # An interrupted rollout starts over under the same number, because the weights have not changed in between.
         number = self.num_rollouts - 1 if self._is_open else self.num_rollouts
-        return Rollout(self.target, number, step, num_carried_in=len(self.queue.accepted))
+        return Rollout(self.target, number, step, num_accepted_before=len(self.queue.accepted))
 
     @property
     def max_completions(self) -> float:

@@ -59,6 +59,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_batches: list = []  # batches from the dataloader for the next optimizer step
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
+        self._window_steps = range(0)  # micro-steps of the present optimizer step, counted over the run
+        self._window_rollout: Any = None  # the rollout that it began with, unless it began with a new one
         self._num_rollouts_left = 0  # after the present one
         self._step_metrics = StepMetrics()  # of the present optimizer step
         self._budget = self.args.max_tokens_per_microbatch
@@ -305,8 +307,20 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         train = getattr(self.optimizer, "train", None)
         if callable(train):
             train()
-        self._sample_and_pack(self._window_batches or [inputs])
+        batches = self._window_batches or [inputs]
+        self._window_steps = range(self._step, self._step + len(batches))
+        self._window_rollout = self._buffered_inputs if self._step % self._generate_every else None
+        self._sample_and_pack(batches)
         self._window_batches = []
+
+    def _restart_interrupted_step(self) -> None:
+        """
+        If the last optimizer step was interrupted, go back to its first micro-step. Otherwise later optimizer steps
+        would begin in the middle of a rollout.
+        """
+        if self._step in self._window_steps:
+            self._step, self._buffered_inputs = self._window_steps.start, self._window_rollout
+        self._window_steps, self._window_rollout = range(0), None
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
         """Reduce the metrics of an optimizer step over all processes, and log them."""
