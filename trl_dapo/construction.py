@@ -4,6 +4,7 @@
 
 import copy
 import inspect
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from itertools import islice
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 import trl
+from accelerate import DistributedType, PartialState
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
 from transformers import PreTrainedModel
@@ -78,6 +80,17 @@ def check_adapter(model: str | PreTrainedModel | PeftModel, beta: float) -> None
             f"adapters of this model are {named}. Leave out `adapter_name` when you create or load the adapter, pass "
             "a `peft_config` to the trainer instead, or set `beta=0.0`."
         )
+
+
+def check_sharding(args: DAPOConfig) -> None:
+    """Raise if accelerate ignores that the weights should be sharded, which it does on CPUs."""
+    for variable, engine in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        if os.environ.get(variable) == "true" and PartialState().distributed_type is DistributedType.MULTI_CPU:
+            raise ValueError(
+                f"`use_cpu={args.use_cpu}` makes accelerate ignore {engine}, so that every process would hold the "
+                f"whole model. Use an accelerate config without {engine}, such as `cpu`, or set `use_cpu=False` on a "
+                "machine with GPUs."
+            )
 
 
 def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) -> SamplingChoice:

@@ -184,6 +184,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         rewards: list[Any] = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length, group_filter)
         construction.check_adapter(model, args.beta)
+        construction.check_sharding(args)
         with progress_bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
             super().__init__(model, None if reward_funcs is None else rewards, args, *other_args, **kwargs)
         construction.keep_gradients_of_quantized(self.model)
@@ -648,7 +649,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 raise
             except Exception as error:
                 if not says_how_to_continue(error):
-                    error.add_note(describe_failure(output_folder(self.args), self.state.global_step))
+                    saves_every_step = self.args.save_strategy == "steps" and self.args.save_steps == 1
+                    folder = output_folder(self.args)
+                    error.add_note(describe_failure(folder, self.state.global_step, saves_every_step))
                 raise
             finally:
                 self._ahead.cancel()

@@ -34,7 +34,15 @@ def test_what_does_not_fit_says_why_and_how_to_find_what_fits(page_of):
     page_of("one GPU of 40 GB", ONE_GPU, "--vllm_gpu_memory_utilization", "0.4")
     # vLLM's share does not hold one completion.
     page = page_of("one GPU of 40 GB", ONE_GPU, "--vllm_gpu_memory_utilization", "0.15", status=1)
-    assert "less than the 10,240 of one prompt and completion" in page
+    assert "less than the 10,240 of one prompt and completion. Raise `vllm_gpu_memory_utilization`, or lower " in page
+    assert "--trial` on the machine" not in page
+
+
+def test_a_smaller_share_of_vllm_is_only_suggested_if_it_makes_room(page_of):
+    # The weights, gradients and optimizer state of all weights take 25.6 GiB, whatever is left to vLLM.
+    for share in ("0.3", "0.6"):
+        page = page_of("one GPU of 24 GB", ONE_GPU, "--vllm_gpu_memory_utilization", share, status=1)
+        assert "Smaller batches do not help. Instead take larger GPUs or shard" in page
 
 
 def test_what_smaller_batches_would_mend_is_left_to_a_trial(page_of):

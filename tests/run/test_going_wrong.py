@@ -45,9 +45,9 @@ def test_a_reward_function_that_fails_in_a_run_is_named_with_its_step_and_the_wa
     last, error = notes_of(tiny_model, tmp_path, 2, **settings)
     assert error.__notes__ == [
         "The reward function 'flaky_judge' raised this.",
-        f"The run stopped in step 3. The last complete checkpoint is {tmp_path / 'checkpoint-2'}. Continue from there "
-        "with `trainer.train(resume_from_checkpoint=True)`, or with `--resume_from_checkpoint true` on the command "
-        "line.",
+        f"The run stopped after step 2. The last complete checkpoint is {tmp_path / 'checkpoint-2'}. Continue from "
+        "there with `trainer.train(resume_from_checkpoint=True)`, or with `--resume_from_checkpoint true` on the "
+        "command line.",
     ]
     assert [line.strip() for line in last] == error.__notes__  # the last that a traceback shows
 
@@ -76,8 +76,25 @@ def test_a_failed_run_without_a_checkpoint_of_its_own_says_so(tiny_model, tmp_pa
     (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")
     _, error = notes_of(tiny_model, tmp_path, 1, dynamic_sampling_screen="off")
     assert error.__notes__[-1] == (
-        f"The run stopped in step 2. There is no complete checkpoint of this run in {tmp_path}, so it has to start "
+        f"The run stopped after step 1. There is no complete checkpoint of this run in {tmp_path}, so it has to start "
         "from the beginning. To save checkpoints more often, set `save_strategy='steps'` and a smaller `save_steps`."
+    )
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_is_not_advised_to_save_more_often_than_each_step(
+    tiny_model, tmp_path
+):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, **SAVED)
+
+    def fail(*args, **kwargs):
+        raise KeyError("eval_acc")
+
+    trainer._save_checkpoint = fail
+    with pytest.raises(KeyError) as caught:
+        trainer.train()
+    assert caught.value.__notes__[-1] == (
+        f"The run stopped after step 1. There is no complete checkpoint of this run in {tmp_path}, so it has to start "
+        "from the beginning."
     )
 
 
@@ -148,15 +165,16 @@ def test_an_error_while_a_damaged_checkpoint_is_loaded_names_the_file_and_the_ch
     with pytest.raises(Exception, match="incomplete") as caught:
         make_trainer(tiny_model, tmp_path, **SAVED).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert caught.value.__notes__[-1].startswith(
-        f"The run stopped in step 1. {tmp_path / 'checkpoint-2'} is not complete: its `model.safetensors` is damaged: "
-        f"the end of the file is missing. {tmp_path / 'checkpoint-1'} is complete. If it is from this run, continue "
+        f"The run stopped before step 1 was complete. {tmp_path / 'checkpoint-2'} is not complete: its "
+        f"`model.safetensors` is damaged: the end of the file is missing. {tmp_path / 'checkpoint-1'} is complete. "
+        "If it is from this run, continue "
     )
 
 
 def test_a_run_that_stops_before_its_first_checkpoint_is_not_advised_to_save_more_often(tmp_path):
     assert describe_failure(tmp_path, 0) == (
-        f"The run stopped in step 1. {tmp_path} contains no complete checkpoint, so the run has to start from the "
-        "beginning."
+        f"The run stopped before step 1 was complete. {tmp_path} contains no complete checkpoint, so the run has to "
+        "start from the beginning."
     )
 
 
@@ -167,7 +185,7 @@ def test_damaged_checkpoints_after_the_last_complete_one_are_named(tmp_path):
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     said = describe_failure(tmp_path, 3)  # 9 is of another run
     assert said.startswith(
-        f"The run stopped in step 4. {tmp_path / 'checkpoint-3'} is not complete: it has no `trainer_state.json`, "
+        f"The run stopped after step 3. {tmp_path / 'checkpoint-3'} is not complete: it has no `trainer_state.json`, "
         f"which is written last. {tmp_path / 'checkpoint-2'} is not complete: its `trainer_state.json` is damaged. "
         f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}. "
     )

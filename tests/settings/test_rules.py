@@ -193,6 +193,23 @@ def test_the_error_for_contradicting_settings_begins_with_the_value(changed, sai
         check_rules(settings(**changed))
 
 
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({**MASK, **CARRY}, "Leave one of them out, or set `dynamic_sampling_surplus='discard'`."),
+        ({**MASK, "dynamic_sampling_max_gen_batches": 3}, "or set `dynamic_sampling_max_gen_batches=10.0`."),
+        ({**MASK, "batch_multiplier": 3.0}, "Leave one of them out."),
+        (
+            {**CARRY, "dynamic_sampling_mode": "replace"},
+            "Set `dynamic_sampling_surplus='discard'`, or `dynamic_sampling_mode='filter'`.",
+        ),
+    ],
+    ids=str,
+)
+def test_the_way_out_of_a_recipes_value_can_be_given_on_the_command_line(changed, advice):
+    assert why_refused(settings(**changed)).endswith(advice)
+
+
 ROUNDS_OF_4 = {"groups_per_rollout": 4}
 IMAGES = {"has_images": True}
 TWO_A_ROW = {"num_ranks_sharing_a_row": 2}

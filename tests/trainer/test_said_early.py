@@ -8,6 +8,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 import torch
+from accelerate import DistributedType, PartialState
 from datasets import Dataset
 from helpers import ScriptedTrainer, make_trainer, mixed_unless_multiple_of_3, prompts, right, tiny_config
 from peft import LoraConfig, get_peft_model
@@ -34,6 +35,17 @@ def thinking(model, folder, template, caplog, **settings):
         trainer = ScriptedTrainer(model, [think_format_reward], args, **data)
         trainer.train()
     return [record.message for record in caplog.records if "think_format_reward" in record.message]
+
+
+@pytest.mark.parametrize(
+    ("variable", "engine"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "Dee")]
+)
+def test_sharding_that_accelerate_ignores_on_cpus_is_refused(tiny_model, tmp_path, monkeypatch, variable, engine):
+    args = tiny_config(tmp_path)
+    monkeypatch.setenv(variable, "true")
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
+    with pytest.raises(ValueError, match=f"`use_cpu=True` makes accelerate ignore {engine}.* such as `cpu`, or set "):
+        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))
 
 
 def test_a_template_that_opens_the_thinking_itself_is_said_once_where_a_reward_looks_for_that(

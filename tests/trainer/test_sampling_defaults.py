@@ -67,6 +67,12 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
             "A rollout samples at most 1.5 batches of completions and trains on the accepted groups. Its batch stays ",
         ),
         ({"dynamic_sampling_mode": "mask"}, "Each rollout samples one batch. Dropped groups stay in it, but have"),
+        (
+            {"dynamic_sampling_mode": "mask", "dynamic_sampling_memory": True},
+            "but have no weight. For more informative groups, the pass-rate memory skips prompts that are likely to "
+            "be dropped for a while (`dynamic_sampling_memory`). To turn this off, set "
+            "`dynamic_sampling_memory=False`.",
+        ),
         ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),
         (
             {"dynamic_sampling_mode": "replace"},

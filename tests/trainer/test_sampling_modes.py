@@ -93,6 +93,14 @@ def test_mask_mode_samples_every_prompt_once_and_lets_dropped_groups_weigh_nothi
     assert trainer.state.log_history[0]["num_loss_tokens"] == 2 * 4 * 6
 
 
+def test_mask_mode_without_an_accepted_group_says_so_and_names_no_limit_of_batches(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, lambda text, i: "wrong", max_steps=1, dynamic_sampling_mode="mask").train()
+    assert (
+        "No group was accepted in this rollout (dropped in the last one: all_wrong 4), so no weights are changed. Most"
+    ) in caplog.text
+    assert "max_gen_batches" not in caplog.text
+
+
 def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tmp_path):
     # Rounds of one prompt; three quarters of the batch of four are enough.
     settings = {"dynamic_sampling_mode": "replace", "min_replace_ratio": 0.75, "batch_multiplier": 0.25}

@@ -129,7 +129,7 @@ def _make_parser() -> argparse.ArgumentParser:
     again = "stopped. A quickstart cannot be resumed. The same command starts from the beginning."
     quickstart.set_defaults(run=_quickstart, stopped=f"\ntrl-dapo quickstart: {again}")
 
-    options = "[--field value] [--num_processes N] [--accelerate_config fsdp2]"
+    options = "[--field value] [--num_processes N] [--accelerate_config multi_gpu]"
     add("train", help=f"train with a recipe, or try it out: trl-dapo train --config smoke_cpu [--trial] {options}")
 
     planned = add("plan", help="estimate memory, disk and tokens of a recipe without running it", allow_abbrev=False)

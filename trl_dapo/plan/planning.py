@@ -89,16 +89,26 @@ class Plan:
     @cached_property
     def problems(self) -> list[str]:
         """Reasons why the run does not fit; empty if it does."""
-        found, longest = [], self.batches.longest_row
-        if self.vllm is not None and (tokens := self.vllm.cache_tokens) < longest:
+        found = []
+        if self.vllm is not None and self.cache_is_too_small:
             found.append(
-                f"vLLM's share of {format_bytes(self.vllm.share)} leaves a cache of {tokens:,} tokens, less than the "
-                f"{longest:,} of one prompt and completion"
+                f"vLLM's share of {format_bytes(self.vllm.share)} leaves a cache of {self.vllm.cache_tokens:,} "
+                f"tokens, less than the {self.batches.longest_row:,} of one prompt and completion"
             )
         for moment, peak in (("updating", self.peak_updating), ("sampling", self.peak_sampling)):
             if peak > self.usable:
                 found.append(f"{moment} takes {format_bytes(peak)}, more than the usable {format_bytes(self.usable)}")
         return found
+
+    @property
+    def cache_is_too_small(self) -> bool:
+        """Whether vLLM's cache does not hold one prompt with its completion."""
+        return self.vllm is not None and self.vllm.cache_tokens < self.batches.longest_row
+
+    @property
+    def fits_into_memory(self) -> bool:
+        """Whether the memory of a GPU that trains is large enough."""
+        return self.peak <= self.usable
 
     @property
     def usable(self) -> float:
@@ -108,10 +118,26 @@ class Plan:
     @property
     def fits_with_smaller_batches(self) -> bool:
         """Whether there is memory left for batches of some size next to what a run holds whatever its batches are."""
+        return self._has_room(self.vllm_while_updating, self.vllm_while_sampling)
+
+    @property
+    def fits_with_a_smaller_share(self) -> bool:
+        """
+        Whether there is memory left for batches of some size if vLLM's share of a GPU that trains is as small as
+        possible, so that its cache just holds one prompt with its completion.
+        """
+        if self.vllm is None or self.recipe.uses_a_server or self.cache_is_too_small:
+            return False
+        spare = self.vllm.memory["cache"] * (1 - self.batches.longest_row / self.vllm.cache_tokens)
+        while_sampling = self.vllm_while_sampling - spare
+        is_asleep = self.recipe.settings.vllm_enable_sleep_mode
+        return self._has_room(self.vllm_while_updating if is_asleep else while_sampling, while_sampling)
+
+    def _has_room(self, vllm_while_updating: float, vllm_while_sampling: float) -> bool:
         parts = ("weights", "gradients", "optimizer", "reference", "context")
         fixed = sum(self.training.memory[part] for part in parts)
-        while_sampling = fixed - self.training.memory["gradients"] + self.vllm_while_sampling
-        return max(fixed + self.vllm_while_updating, while_sampling) < self.usable
+        while_sampling = fixed - self.training.memory["gradients"] + vllm_while_sampling
+        return max(fixed + vllm_while_updating, while_sampling) < self.usable
 
     @property
     def fits(self) -> bool:

@@ -57,6 +57,31 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0 if planned.fits else 1
 
 
+def _way_out(planned: Plan) -> str:
+    """Return what to do about a run that does not fit."""
+    recipe, settings = planned.recipe, planned.recipe.settings
+    if planned.fits_with_smaller_batches:
+        sentences = []
+        if planned.cache_is_too_small:
+            larger = "Raise `vllm_gpu_memory_utilization`"
+            if recipe.uses_a_server:
+                larger = "Serve vLLM from larger or more GPUs (`--gpus`)"
+            sentences.append(f"{larger}, or lower `max_completion_length`.")
+        if not planned.fits_into_memory:
+            sentences.append("`trl-dapo train --trial` on the machine finds batch sizes that fit.")
+        return " ".join(sentences)
+    ways_out = []
+    if planned.fits_with_a_smaller_share:
+        ways_out.append("lower `vllm_gpu_memory_utilization`")
+    if recipe.cluster.gpu.name == "CPU":
+        ways_out.append("use a machine with more memory")
+    else:
+        ways_out.append("take larger GPUs or shard the model over more of them (`--gpus`, `--accelerate_config`)")
+    if not settings.use_peft:
+        ways_out.append("train an adapter (`use_peft: true`)")
+    return f"Smaller batches do not help. Instead {', '.join(ways_out)}, or take a smaller model."
+
+
 def describe(planned: Plan) -> str:
     recipe, settings = planned.recipe, planned.recipe.settings
     sharding = recipe.sharding.kind.upper().replace("ZERO", "ZeRO-").replace("NONE", "one process")
@@ -73,22 +98,8 @@ def describe(planned: Plan) -> str:
         )
     if planned.fits:
         fits = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
-    elif planned.fits_with_smaller_batches:
-        way_out = "`trl-dapo train --trial` on the machine finds batch sizes that fit."
-        fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"
     else:
-        ways_out = ["take a smaller model"]
-        if not settings.use_peft:
-            ways_out.insert(0, "train an adapter (`use_peft: true`)")
-        if recipe.cluster.gpu.name == "CPU":
-            ways_out.insert(0, "use a machine with more memory")
-        else:
-            more_gpus = "take larger GPUs or shard the model over more of them (`--gpus`, `--accelerate_config`)"
-            ways_out.insert(0, more_gpus)
-        if planned.vllm_while_sampling:
-            ways_out.insert(0, "lower `vllm_gpu_memory_utilization`")
-        way_out = f"Smaller batches do not help. Instead {', '.join(ways_out[:-1])}, or {ways_out[-1]}."
-        fits = f"Does not fit: {'; '.join(planned.problems)}. {way_out}"
+        fits = f"Does not fit: {'; '.join(planned.problems)}. {_way_out(planned)}"
     lines = [
         *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {sharding}", PAGE_WIDTH),
         *indented_lines(planned.batches.arithmetic),

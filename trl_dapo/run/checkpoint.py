@@ -373,9 +373,10 @@ def says_how_to_continue(error: Exception) -> bool:
     return any(words in str(error) for words in ("resume from ", "holds no checkpoint", "find a valid checkpoint"))
 
 
-def describe_failure(output_dir: str, step: int) -> str:
-    """Return in which step a run failed, and how to continue it."""
-    failed, folder = f"The run stopped in step {step + 1}.", Path(output_dir)
+def describe_failure(output_dir: str, step: int, saves_every_step: bool = False) -> str:
+    """Return after which step a run failed, and how to continue it."""
+    failed = f"The run stopped after step {step}." if step else "The run stopped before step 1 was complete."
+    folder = Path(output_dir)
     in_python, in_a_shell = "`trainer.train(resume_from_checkpoint=True)`", "`--resume_from_checkpoint true`"
     how = f"with {in_python}, or with {in_a_shell} on the command line."
     if step == 0:
@@ -391,9 +392,10 @@ def describe_failure(output_dir: str, step: int) -> str:
     found = search_checkpoints(folder, step)
     failed = f"{failed} {found.describe_incomplete()}"
     if found.complete is None:
+        advice = " To save checkpoints more often, set `save_strategy='steps'` and a smaller `save_steps`."
         return (
-            f"{failed}There is no complete checkpoint of this run in {folder}, so it has to start from the beginning. "
-            "To save checkpoints more often, set `save_strategy='steps'` and a smaller `save_steps`."
+            f"{failed}There is no complete checkpoint of this run in {folder}, so it has to start from the beginning."
+            f"{'' if saves_every_step else advice}"
         )
     return f"{failed}The last complete checkpoint is {found.complete}. Continue from there {how}"
 

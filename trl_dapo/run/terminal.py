@@ -24,7 +24,13 @@ from transformers.utils import logging as transformers_logging
 from ..config import DAPOConfig
 from ..number_format import format_count, format_duration, format_number
 from ..sampling.batch import Batch
-from ..sampling.report import advise, describe_no_group_yet, describe_shortfall, describe_unscored
+from ..sampling.report import (
+    advise,
+    describe_empty_batch,
+    describe_no_group_yet,
+    describe_shortfall,
+    describe_unscored,
+)
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
@@ -105,7 +111,10 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
     is_first = num_short > 0 and sampler.totals.short_rollouts == 1 and unscored is None
     is_lasting = num_short == 5 and sampler.totals.empty_rollouts_in_a_row < 5
     if (is_first or is_lasting) and is_main:
-        logger.warning(describe_shortfall(rollout, limit, num_short, len(batch.train)))
+        if sampler.mode == "mask":
+            logger.warning(describe_empty_batch(rollout, num_short))
+        else:
+            logger.warning(describe_shortfall(rollout, limit, num_short, len(batch.train)))
 
 
 # ---- The table ----

@@ -222,6 +222,16 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
     return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}"
 
 
+def describe_empty_batch(rollout: Rollout, num_short: int) -> str:
+    """Describe that a rollout of the mode "mask", which samples one batch, has no group to train on."""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    when = f"for {num_short} rollouts in a row" if num_short > 1 else "in this rollout"
+    return (
+        f"No group was accepted {when} (dropped in the last one: {reasons}), so no weights are changed. "
+        f"{advise(rollout)}"
+    ).rstrip()
+
+
 def describe_no_group_yet(sampler: Sampler) -> str:
     """Describe a rollout that continues although none of its groups was accepted so far, and when it ends."""
     rollout = sampler.rollout

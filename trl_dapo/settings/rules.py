@@ -168,11 +168,17 @@ def _ruled_out(when: Callable[[SimpleNamespace], Any], why: str, name: str, *all
     return Rule(lambda s: when(s) and getattr(s, name) not in allowed, f"`{name}={{{name}!r}}` {why}", **facts)
 
 
-_no_effect_with_mask = partial(
-    _ruled_out,
-    lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask",
-    "has no effect with `dynamic_sampling_mode='mask'`, which samples every prompt once. Leave one of them out.",
-)
+def _no_effect_with_mask(name: str, *allowed: Any) -> Rule:
+    """Return the rule that a setting must have one of the allowed values in mode "mask"."""
+    values = [repr(value) for value in allowed if value is not None]
+    instead = f", or set `{name}={values[0]}`" if values else ""  # a recipe's value cannot be left out
+    why = (
+        "has no effect with `dynamic_sampling_mode='mask'`, which samples every prompt once. Leave one of them out"
+        f"{instead}."
+    )
+    return _ruled_out(lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask", why, name, *allowed)
+
+
 _not_in_the_paper = partial(
     _ruled_out,
     lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "paper",
@@ -336,7 +342,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: _carries(s) and s.dynamic_sampling_mode == "replace",
         "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling_mode='replace'`, which stops before there "
-        "is a surplus. Use `dynamic_sampling_mode='filter'`.",
+        "is a surplus. Set `dynamic_sampling_surplus='discard'`, or `dynamic_sampling_mode='filter'`.",
     ),
     Rule(
         lambda s: _carries(s) and s.loss_type != "dapo",

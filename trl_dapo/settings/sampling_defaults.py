@@ -116,13 +116,15 @@ class SamplingChoice:
         Return the line at the start of a run: how batches are filled, what saves completions, what is off and why.
         """
         settings = self._settings
-        if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
-            if settings.use_dynamic_sampling:
-                return "Each rollout samples one batch. Dropped groups stay in it, but have no weight."
+        if not settings.use_dynamic_sampling:
             if not self.idle:
                 return ""
             return f"Dynamic sampling is off, so these settings have no effect: {', '.join(self.idle)}."
-        parts = [self._describe_filling()]
+        masks = settings.dynamic_sampling_mode == "mask"
+        if masks:
+            parts = ["Each rollout samples one batch. Dropped groups stay in it, but have no weight."]
+        else:
+            parts = [self._describe_filling()]
         always, if_few, off = [], [], []
         for name, saving in SAVINGS.items():
             value = getattr(settings, name)
@@ -134,7 +136,8 @@ class SamplingChoice:
             elif value != saving.paper:
                 always.append(described)
         if always:
-            parts.append(f"To sample less, {_listed(always)}.")
+            purpose = "For more informative groups" if masks else "To sample less"
+            parts.append(f"{purpose}, {_listed(always)}.")
         if if_few:
             parts.append(f"While few groups are accepted, {_listed(if_few)}.")
         if off:
@@ -143,7 +146,7 @@ class SamplingChoice:
             parts.append("As in the paper, surplus is discarded and every group is sampled whole.")
         parts.append(self.known)
         reasons = dict(self.reasons)
-        if self._undecided_rewards:
+        if self._undecided_rewards and not masks:
             # The sentence that is added next says what to do, once for all of these settings.
             reasons = {name: why for name, why in reasons.items() if NEEDS_CORRECTNESS not in why}
             parts.append(self._describe_undecided())
