@@ -46,7 +46,7 @@ class RecordReplayMixin(TypedGRPOTrainer):
         logs, metrics = empty_logs(self._logs), empty_metrics()
         recording = RoundRecording(score, metrics=metrics["train"])
         # If a reward function fails, values that others have logged by then must not be added to the next round.
-        pending = {"_pending_extra_logs": defaultdict(list), "_pending_metrics": defaultdict(list)}
+        pending: dict[str, Any] = {"_pending_extra_logs": defaultdict(list), "_pending_metrics": defaultdict(list)}
         with patched(self, _round_recording=recording, _logs=logs, _metrics=metrics, **pending):
             yield recording
 
