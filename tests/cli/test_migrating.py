@@ -165,7 +165,7 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
         ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set `use_peft`, or leave `lora_r` out."),
         ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed. Run `pip install wandb`."),
         ("optim: paged_adamw_8bit", "`optim='paged_adamw_8bit'` needs bitsandbytes"),
-        ("use_vllm: true", "`use_vllm=True` needs vllm"),
+        ("use_vllm: true", "`use_vllm=True` needs vllm, which is not installed. Run `pip install 'trl[vllm]'`."),
     ],
     ids=lambda value: value.replace("\n", ", ") if "`" not in value else "",
 )

@@ -40,7 +40,8 @@ def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
         ("--num_processes 2 --learning_rat 1", "Unknown option `--learning_rat`. Did you mean `--learning_rate`?"),
         # 4 prompts x 4 completions are 16 rows, which 3 processes cannot share.
         ("--num_processes 3", "3 processes"),
-        ("--accelerate_config multi_gpu", "8 processes"),  # as many as the file says
+        # As many as the file says.
+        ("--accelerate_config multi_gpu", "The 8 processes are those of the accelerate config. If this machine has"),
         ("--num_processes 2 --reward_funcs math.pie", "module 'math' has no 'pie'"),
         ("--dynamic_sampling_mode none", "'mask') To turn dynamic sampling off, use `--use_dynamic_sampling false`."),
         ("--num_processes 0", "`num_processes` must be a whole number of at least 1, got 0."),

@@ -80,6 +80,7 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--gpus 8+8xH100-80GB", "the recipe does not use a vLLM server"),
         ("--vllm_mode server --use_vllm", "uses a vLLM server, and 1xCPU has no GPU for it"),
         ("--lengths 5", "Unknown option `--lengths`."),
+        ("--num_processes 3", "Instead of `--num_processes` write, for example, `--gpus 4xH100-80GB`."),
         ("--learning_rat 1", "Unknown option `--learning_rat`. Did you mean `--learning_rate`?"),
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
         ("--load_in_4bit", "set `use_peft: true`"),

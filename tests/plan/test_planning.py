@@ -55,7 +55,8 @@ def test_a_plan_for_fsdp2_by_hand(write):
 
 def test_tensor_parallelism_divides_gpus_and_heads(write):
     path = write("8 GPUs of 80 GB", ONE_GPU)
-    for shards, message in ((3, "does not divide the 8 GPUs"), (32, "does not divide the 8 GPUs")):
+    advice = r"which divide the number of GPUs that train \(8\) and of attention heads \(16\)\."
+    for shards, message in ((3, f"does not divide the 8 GPUs.*{advice}"), (32, "does not divide the 8 GPUs")):
         with pytest.raises(ValueError, match=message):
             plan(path, overrides=["--vllm_tensor_parallel_size", str(shards)])
     # A server's engines are as wide as a machine, as far as the 40 heads divide.

@@ -599,6 +599,17 @@ def test_a_dataset_with_more_rows_and_a_changed_setting_are_each_named_once_in_w
     assert (caplog.text + capsys.readouterr().out).count("`temperature` (") == 1
 
 
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_new_learning_rate_has_no_effect_unless_the_optimizer_is_missing(run, tmp_path, capsys, is_missing):
+    run(1)
+    if is_missing:
+        (tmp_path / "checkpoint-1" / "optimizer.pt").unlink()
+    run(2, "checkpoint-1", learning_rate=1e-4)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "`learning_rate` (0.001 there, 0.0001 here)." in said
+    assert ("`learning_rate` has no effect, because the checkpoint's optimizer" in said) == (not is_missing)
+
+
 @pytest.mark.parametrize("lacks", ["all but the model", "the optimizer"])
 def test_a_warning_says_that_without_an_optimizer_the_schedule_starts_again(tiny_model, tmp_path, caplog, lacks):
     """A checkpoint of `save_only_model=True` is told from one whose large file of the optimizer was deleted."""

@@ -228,12 +228,15 @@ def test_a_summary_compares_the_cost_and_the_informative_groups_of_steps_with_gr
     carried = {"groups_generated": 0, "completions_generated": 0, "groups_trained": 5, "completions_trained": 40}
     history = [
         {"step": step, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in each.items()}
-        for step, each in enumerate((sampled, carried, {**sampled, "skipped_by_memory": 4}), start=1)
+        for step, each in enumerate((sampled, carried, sampled), start=1)
     ]
-    lines = summed_up(history, Totals(16, 8, 640))
+    lines = summed_up(history, Totals(16, 8, 640, num_skipped=4, skipped_accepted=0.0))
     # 80 completions where GRPO has 3 x 40; of its groups 8 of 20 would be informative, and here 13 of 15 train.
     times = "0.7 times as many per step as GRPOTrainer, for about 2.2 times as many informative groups"
     assert f"Tokens:    640 generated: {times}." in lines
+    # If two of the four skipped prompts would have been accepted, 10 of 20 groups of GRPO would be informative.
+    others = summed_up(history, Totals(16, 8, 640, num_skipped=4, skipped_accepted=2.0))
+    assert f"Tokens:    640 generated: {times.replace('2.2', '1.7')}." in others
     assert not any(line.startswith("Advice:") for line in lines)
 
 
@@ -278,8 +281,7 @@ def test_the_comparison_with_grpo_does_not_depend_on_logging_steps(number):
     for step, entry in enumerate(entries, start=1):
         entry["step"] = step
     entries[1] |= {"dynamic_sampling/dropped/late": 2.0, "dynamic_sampling/dropped/all_wrong": 10}
-    entries[2]["dynamic_sampling/skipped_by_memory"] = 8
-    lines = summed_up(logged_every(entries, number), Totals(56, 20, 640), step=4)
+    lines = summed_up(logged_every(entries, number), Totals(56, 20, 640, num_skipped=8), step=4)
     times = "2.8 times as many per step as GRPOTrainer, for about 3.2 times as many informative groups"  # 56 / 20
     assert f"Tokens:    640 generated: {times}." in lines
     assert "Time:      0% sampling, 0% rewards, 100% updates, 0% evaluations and checkpoints." in lines
@@ -291,7 +293,6 @@ def trained_on(accepted, sampled):
         "dynamic_sampling/shortfall": 0,
         "dynamic_sampling/completions_generated": 4 * sampled,
         "dynamic_sampling/completions_trained": 4 * accepted,
-        "dynamic_sampling/skipped_by_memory": 0,
     }
 
 
@@ -428,6 +429,44 @@ def test_a_summary_names_the_reward_functions_that_never_scored(made, capsys, us
     assert line == "Rewards:   right 0.500 (step 1); never scored: judge."
 
 
+@pytest.mark.parametrize(
+    ("step", "num_empty", "num_without_rate", "said"),
+    [
+        (4, 0, 1, "1 of them did not change the weights, because its learning rate was 0"),
+        (4, 0, 2, "2 of them did not change the weights, because their learning rate was 0"),
+        (4, 2, 1, "3 of them did not change the weights (1 because its learning rate was 0)"),
+        (1, 0, 1, "No step changed the weights, because its learning rate was 0"),
+        (4, 1, 0, "1 of them did not change the weights"),
+        (4, 0, 0, "Every step changed the weights"),
+    ],
+)
+def test_a_summary_counts_the_steps_without_a_learning_rate(step, num_empty, num_without_rate, said):
+    history = [{"step": i, "loss": 0.1, "frac_empty_steps": float(i <= num_empty)} for i in range(1, step + 1)]
+    (ended,) = (line for line in summed_up(history, num_without_rate=num_without_rate) if line.startswith("Ended:"))
+    assert ended.endswith(f". {said}.")
+
+
+@pytest.mark.parametrize(("settings", "number"), [({"warmup_steps": 2}, 1), ({}, 0)])
+def test_the_first_step_of_a_warm_up_does_not_change_the_weights(made, capsys, settings, number):
+    made(max_steps=3, **settings).train()
+    said = "1 of them did not change the weights, because its learning rate was 0."
+    assert (said in " ".join(capsys.readouterr().out.split())) == bool(number)
+
+
+def test_a_finished_run_that_is_resumed_for_longer_says_that_its_next_step_has_no_learning_rate(made, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear"}
+    made(max_steps=2, **settings).train()
+    capsys.readouterr()
+    longer = made(max_steps=4, **settings)
+    longer.train(resume_from_checkpoint=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Resumed at step 2 of 4. The learning rate of the next step is 0, as in the checkpoint, whose schedule had "
+        "ended. So this step does not change the weights. Later steps follow the schedule of the new `max_steps`."
+    ) in said
+    assert "1 of them did not change the weights, because its learning rate was 0." in said
+
+
 def test_a_summary_names_the_rewards_of_a_run_that_was_resumed_with_another_function():
     history = [
         {"step": 1, "loss": 0.1, "rewards/first/mean": 0.5},
@@ -442,7 +481,7 @@ def test_a_summary_whose_counts_began_at_a_resume_compares_no_earlier_steps_with
     # then on half of eight groups were accepted, and four groups of four completions trained.
     def entry(step, accepted, dropped, trained):
         counts = {"accepted": accepted, "dropped/all_wrong": dropped, "groups_generated": accepted + dropped}
-        counts |= {"groups_trained": trained, "shortfall": 0, "skipped_by_memory": 0}
+        counts |= {"groups_trained": trained, "shortfall": 0}
         counts |= {"completions_generated": 4 * (accepted + dropped), "completions_trained": 4 * trained}
         named = {f"dynamic_sampling/{name}": float(value) for name, value in counts.items()}
         return {
@@ -612,7 +651,7 @@ def test_a_resumed_run_names_its_step_and_has_no_summary_if_no_step_is_left(made
     made(**SAVED).train()
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
-    assert "Resumed at step 1 of 3." in lines
+    assert any(line.startswith("Resumed at step 1 of 3. The learning rate of the next step is 0") for line in lines)
     # The summary is that of the whole run: 4 groups per step, all of which are trained on.
     said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (step 1 -> step 3)"
     assert any(line.startswith(said) for line in lines)

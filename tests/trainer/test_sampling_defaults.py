@@ -70,7 +70,7 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
         (
             {"dynamic_sampling_mode": "mask", "dynamic_sampling_memory": True},
             "but have no weight. For more informative groups, the pass-rate memory skips prompts that are likely to "
-            "be dropped for a while (`dynamic_sampling_memory`). To turn this off, set "
+            "be dropped for a while (`dynamic_sampling_memory`). To turn this saving off, set "
             "`dynamic_sampling_memory=False`.",
         ),
         ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),

@@ -231,7 +231,16 @@ def launch(argv: Sequence[str]) -> int:
             if not launcher_args.machine_rank:  # the first machine checks the settings for all
                 num_processes = launcher_args.num_processes or max(torch.cuda.device_count(), 1)
                 with processes.pretending_to_be_one_of(num_processes):
-                    trainer_arguments(*read_settings(parser, argv))
+                    try:
+                        trainer_arguments(*read_settings(parser, argv))
+                    except ValueError as error:
+                        is_chosen = any(option.startswith("--num_processes") for option in launch_options)
+                        if is_chosen or f"{num_processes} processes" not in str(error):
+                            raise
+                        raise ValueError(
+                            f"{error} The {num_processes} processes are those of the accelerate config. If this "
+                            "machine has fewer GPUs, add `--num_processes N`."
+                        ) from None
             return processes.launch_processes(launcher_args)
         launch_args, training_args, model_args = read_settings(parser, argv)
         # The first process downloads the data, and the others read it from the cache.
@@ -344,7 +353,9 @@ def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) 
         needed.append((f"optim={OptimizerNames(training_args.optim).value!r}", "bitsandbytes"))
     for setting, package in needed:
         if find_spec(package) is None:
-            raise ImportError(f"`{setting}` needs {package}, which is not installed. Run `pip install {package}`.")
+            # The extra of TRL installs a version of vLLM that TRL supports.
+            install = "'trl[vllm]'" if package == "vllm" else package
+            raise ImportError(f"`{setting}` needs {package}, which is not installed. Run `pip install {install}`.")
 
 
 def train(launch_args: LaunchArguments, training_args: DAPOConfig, arguments: dict[str, Any]) -> int:

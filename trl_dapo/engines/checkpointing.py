@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..rewards.task_reward import TaskReward
-from ..run.checkpoint import TRAINER_STATE_NAME, fingerprint, load_state, save_state
+from ..run.checkpoint import TRAINER_STATE_NAME, fingerprint, load_state, missing_optimizer_files, save_state
 from ..run.early_stop import StopCallback
 from ..run.log import describe_changes, settings_to_compare
 from ..run.stopwatch import Stopwatch
@@ -132,7 +132,13 @@ class CheckpointMixin(TypedGRPOTrainer):
     def _load_local(
         self, checkpoint: str, local: dict[str, Any], rows_fit: bool, named_elsewhere: Collection[str]
     ) -> None:
-        line = describe_changes(checkpoint, local["settings"], settings_to_compare(self.args), named_elsewhere)
+        line = describe_changes(
+            checkpoint,
+            local["settings"],
+            settings_to_compare(self.args),
+            named_elsewhere,
+            restores_optimizer=not missing_optimizer_files(Path(checkpoint)),
+        )
         if line is not None:
             self.accelerator.print(wrapped_for(sys.stdout, line))
         if self.use_adaptive_entropy and local["entropy"] is not None:

@@ -125,7 +125,11 @@ class VLLM:
         """Return the numbers of shards that are possible."""
         most = math.gcd(self.recipe.cluster.num_train, self.shape.num_heads)
         possible = [str(number) for number in range(1, most + 1) if most % number == 0]
-        return f"Set {' or '.join(possible)}, which {'divides' if most == 1 else 'divide'} both numbers of the run."
+        divides = "divides" if most == 1 else "divide"
+        return (
+            f"Set {' or '.join(possible)}, which {divides} the number of GPUs that train "
+            f"({self.recipe.cluster.num_train}) and of attention heads ({self.shape.num_heads})."
+        )
 
     @property
     def _utilization(self) -> float:

@@ -313,6 +313,11 @@ def read_header(path: str | Path) -> dict[str, str]:
 
 def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Return `--field value ...` as a recipe would have it: no value is `true`, several values are a list."""
+    if any(word.startswith(("--num_processes", "--num-processes")) for word in overrides):
+        raise ValueError(
+            "`trl-dapo plan` takes the number of processes from the GPUs. Instead of `--num_processes` write, for "
+            "example, `--gpus 4xH100-80GB`."
+        )
     given, name = {}, None
     for word in overrides:
         if word.startswith("--"):

@@ -147,7 +147,7 @@ def load_state(
     has_rows = local is not None and (
         local["update"]["rollout"] is not None or bool(local["queue"] and local["queue"]["groups"])
     )
-    lacking = _missing_optimizer_files(folder)
+    lacking = missing_optimizer_files(folder)
     resumed = "weights are resumed" if lacking else "weights and the optimizer are resumed"
     found = gather_object(
         [
@@ -204,7 +204,7 @@ def load_state(
         warn(warning)
 
 
-def _missing_optimizer_files(folder: Path) -> list[str]:
+def missing_optimizer_files(folder: Path) -> list[str]:
     """
     Return the files of the optimizer and of the schedule that a checkpoint lacks.
 

@@ -123,7 +123,11 @@ def settings_to_compare(args: TrainingArguments) -> dict[str, dict[str, Any]]:
 
 
 def describe_changes(
-    folder: str, theirs: dict[str, dict], own: dict[str, dict], named_elsewhere: Collection[str] = ()
+    folder: str,
+    theirs: dict[str, dict],
+    own: dict[str, dict],
+    named_elsewhere: Collection[str] = (),
+    restores_optimizer: bool = True,
 ) -> str | None:
     """
     Return a sentence about the settings that differ from those of the checkpoint, with both values, or `None`.
@@ -139,7 +143,8 @@ def describe_changes(
     if not changes:
         return None
     line = f"These settings are not those of {folder}: {', '.join(changes.values())}."
-    if held := [f"`{name}`" for name in changes if name in _HELD_BY_OPTIMIZER]:
+    held = [f"`{name}`" for name in changes if name in _HELD_BY_OPTIMIZER]
+    if held and restores_optimizer:
         has = "has" if len(held) == 1 else "have"
         line += f" {', '.join(held)} {has} no effect, because the checkpoint's optimizer and schedule are restored."
     return line

@@ -260,8 +260,12 @@ class ComparedWithGRPO(NamedTuple):
     full: float  # mean share of a batch that was filled
 
 
-def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
-    """Return how a run's steps compare with those of `GRPOTrainer`; `None` if no group was accepted."""
+def compare_with_grpo(log_history: Sequence[dict], totals: Totals) -> ComparedWithGRPO | None:
+    """
+    Return how a run's steps compare with those of `GRPOTrainer`; `None` if no group was accepted.
+
+    `log_history` has the entries since the first step that `totals` counts.
+    """
 
     def num(name: str) -> float:
         return total(log_history, f"{SAMPLING}{name}")
@@ -269,9 +273,8 @@ def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
     accepted, trained = num_accepted(log_history), num("groups_trained")
     if not (accepted and num("completions_trained")):
         return None
-    # Share of the groups of GRPO that would be informative. Skipped prompts count as dropped, because most of them
-    # would be.
-    informative = accepted / (num("groups_generated") + num("skipped_by_memory"))
+    # Share of the groups of GRPO that would be informative. GRPO would also sample the prompts that were skipped.
+    informative = (accepted + totals.skipped_accepted) / (num("groups_generated") + totals.num_skipped)
     full = trained / (trained + num("shortfall"))
     tokens = full * num("completions_generated") / num("completions_trained")
     return ComparedWithGRPO(tokens, full / informative, full)
@@ -361,6 +364,22 @@ def _always(entries: Sequence[dict], metric: str, value: float) -> bool:
     return {entry[metric] for entry in entries if metric in entry} == {value}
 
 
+def _describe_steps(step: int, num_empty: int, num_without_rate: int) -> str:
+    """
+    Return how many of the steps changed the weights: all but those without a token in the loss, and those whose
+    learning rate was 0, such as the first step of a warm-up.
+    """
+    num_unchanged = min(num_empty + num_without_rate, step)
+    if not num_unchanged:
+        return "Every step changed the weights"
+    its = "its" if num_without_rate == 1 else "their"
+    why = f"because {its} learning rate was 0"
+    if num_unchanged == step and not num_empty:
+        return f"No step changed the weights, {why}"
+    reason = "" if not num_without_rate else f", {why}" if not num_empty else f" ({num_without_rate:,} {why})"
+    return f"{num_unchanged:,} of them did not change the weights{reason}"
+
+
 def summarize(
     log_history: Sequence[dict],
     totals: Totals | None,
@@ -378,6 +397,7 @@ def summarize(
     why: str | None = None,  # why the run ended, see `StopCallback.why_ended`
     num_different: int | None = None,  # groups that trained, without the copies of the mode "replace"
     learning_rate: float | None = None,  # the setting, if it is that of all steps
+    num_without_rate: int = 0,  # steps whose learning rate was 0, since the run was started or resumed
     reward_names: Sequence[str] = (),
 ) -> list[str]:
     """Return the summary of a run, one line for each fact that is known."""
@@ -389,7 +409,7 @@ def summarize(
     elif reason is not None:
         changed = f"No step changed the weights{reason}"
     else:
-        changed = f"{empty:,} of them did not change the weights" if empty else "Every step changed the weights"
+        changed = _describe_steps(step, empty, num_without_rate)
     since = f" from step {resumed_at:,}" if resumed_at else ""
     because = "" if why is None else f", because {why}"
     took = f"after {format_duration(seconds)}{since}"
@@ -412,7 +432,7 @@ def summarize(
             batches = "batch" if num_short == 1 else "batches"
             full = "a full batch needs" if num_prompts is None else f"the {num_prompts} of a full batch"
             lines.append(f"Not full:  {num_short:,} {batches} had fewer accepted groups than {full}.")
-        compared, tokens = compare_with_grpo(counted), f"Tokens:    {totals.tokens_generated:,} generated"
+        compared, tokens = compare_with_grpo(counted, totals), f"Tokens:    {totals.tokens_generated:,} generated"
         if compared is None or not fills_batches:
             lines.append(f"{tokens}.")
         else:
@@ -509,7 +529,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self._reward_names = reward_names
         self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file a bar would be one endless line
         self._window: list[dict] = []
-        self._num_rows = self._num_batches = 0
+        self._num_rows = self._num_batches = self._num_without_rate = 0
         self._started = self._said_at = time.perf_counter()
 
     def reporting_progress(self, callbacks: Sequence[Any]) -> AbstractContextManager[None]:
@@ -540,7 +560,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             print(text, file=file, flush=True)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._window, self._num_rows = [], 0
+        self._window, self._num_rows, self._num_without_rate = [], 0, 0
         self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
         if not state.is_world_process_zero:
             return
@@ -548,13 +568,23 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self.say(line)
         if state.global_step:
             raised = "max_steps" if self._args.max_steps >= 0 else "num_train_epochs"
-            done = f" No step is left. Raise `{raised}`." if state.global_step >= state.max_steps else ""
-            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{done}")
+            note = ""
+            if state.global_step >= state.max_steps:
+                note = f" No step is left. Raise `{raised}`."
+            elif _has_no_rate(kwargs.get("optimizer")):
+                note = (
+                    " The learning rate of the next step is 0, as in the checkpoint, whose schedule had ended. So "
+                    f"this step does not change the weights. Later steps follow the schedule of the new `{raised}`."
+                )
+            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{note}")
         if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)
             assert self.training_bar is not None
             self.training_bar.update(state.global_step)
             self.current_step = state.global_step
+
+    def on_pre_optimizer_step(self, *args: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self._num_without_rate += _has_no_rate(optimizer)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if self.training_bar is not None:
@@ -624,6 +654,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             why=self._stops.why_ended(state),
             num_different=num_different,
             learning_rate=None if resumed_at else self._args.learning_rate,  # a checkpoint has one of its own
+            num_without_rate=self._num_without_rate,
             reward_names=self._reward_names,
         )
         made_no_step = state.global_step == resumed_at > 0
@@ -636,6 +667,12 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         """Return the rollouts of the run from its ledger, or nothing if the ledger does not have all of them."""
         rollouts = read_rollouts(output_folder(self._args), last_step)
         return rollouts if total(rollouts, f"{SAMPLING}groups_generated") == totals.groups_sampled else []
+
+
+def _has_no_rate(optimizer: Any) -> bool:
+    """Return whether the learning rate of all parameters is 0."""
+    groups = getattr(optimizer, "param_groups", ())
+    return bool(groups) and all(group["lr"] == 0 for group in groups)
 
 
 @contextmanager

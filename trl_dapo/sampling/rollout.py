@@ -3,6 +3,7 @@
 """Counts of what one rollout has sampled so far, and of what a whole run has."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .batch import Batch
@@ -104,9 +105,15 @@ class Totals:
     short_rollouts: int = 0  # rollouts whose batch was not full
     empty_rollouts_in_a_row: int = 0  # that had no group to train on
     first_step: int = 0  # optimizer steps before the first of these rollouts
+    num_skipped: int = 0  # prompts that were skipped
+    skipped_accepted: float = 0.0  # how many of them would have been accepted, by their expected pass rates
 
-    def add(self, rollout: Rollout, batch: Batch, fell_short: bool) -> None:
-        """Add a finished rollout."""
+    def add(self, rollout: Rollout, batch: Batch, fell_short: bool, skipped: Sequence[float] = ()) -> None:
+        """
+        Add a finished rollout. `skipped` has the probability of acceptance of each prompt that was skipped in it.
+        """
+        self.num_skipped += len(skipped)
+        self.skipped_accepted += sum(skipped)
         if fell_short:
             self.short_rollouts += 1
         self.groups_sampled += rollout.num_groups

@@ -22,6 +22,7 @@ from typing import Any
 from .batch import Batch, fill_batch, num_missing
 from .groups import GenerationRequest, GroupState, PromptGroup, num_completions_of
 from .policies import Decisions, SelectionPolicy
+from .prompt_memory import expected_acceptance
 from .prompts import PromptStream
 from .queue import GroupQueue
 from .rollout import Rollout, Totals
@@ -283,7 +284,12 @@ class Sampler:
         for group in queue.held:
             group.forget_extras()
         batch = Batch(train, fill, carried, discarded, kept, given_up)
-        self.totals.add(rollout, batch, fell_short)
+        skipped = [
+            expected_acceptance(correct, incorrect, self.num_generations)
+            for policy in self.selection.policies
+            for correct, incorrect in policy.skipped
+        ]
+        self.totals.add(rollout, batch, fell_short, skipped)
         self._is_open = False
         return batch
 

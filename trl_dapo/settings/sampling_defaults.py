@@ -141,7 +141,7 @@ class SamplingChoice:
         if if_few:
             parts.append(f"While few groups are accepted, {_listed(if_few)}.")
         if off:
-            parts.append(f"To turn {'this' if len(off) == 1 else 'these savings'} off, set {_listed(off)}.")
+            parts.append(f"To turn {'this saving' if len(off) == 1 else 'these savings'} off, set {_listed(off)}.")
         if settings.dynamic_sampling_mode == "paper":
             parts.append("As in the paper, surplus is discarded and every group is sampled whole.")
         parts.append(self.known)
