@@ -131,9 +131,10 @@ def report_learning(results, seeds, start, num_rollouts):
     print_table(title, columns, rows)
     for turns, ahead in (WAYS, OF_ADAPTERS):
         mean, half = interval([100 * (b - a) for a, b in zip(ends[turns], ends[ahead], strict=True)])
+        compared = " minus ".join(f"({name})" if "," in name else name for name in (ahead, turns))
         say(
-            f"{ahead} less {turns}: {mean:+.2f} points, 95 % interval {mean - half:+.2f} to {mean + half:+.2f}: "
-            f"{'WORSE' if mean + half < 0 else 'no worse'}"
+            f"{compared}: {mean:+.2f} points, 95 % interval {mean - half:+.2f} to {mean + half:+.2f}: "
+            f"{'worse' if mean + half < 0 else 'better' if mean - half > 0 else 'no difference shown'}"
         )
 
 
