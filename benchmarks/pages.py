@@ -51,8 +51,7 @@ METHODS = {
     "carry, ahead": "`DAPOTrainer`, carry, sampled by the stand-in one rollout ahead",
 }
 
-# The rows of the table of tokens to a target, with the arms of two_names/. These runs were made when the screen and
-# the memory were on by default.
+# The rows of the table of tokens to a target, with the arms of two_names/.
 SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),

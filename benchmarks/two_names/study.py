@@ -120,7 +120,7 @@ TASKS = {
 ONE, FOUR, PAPER, DEFAULT, FEWER = "GRPO, one step", "GRPO", "paper", "former default", "former default, fewer prompts"
 ONE_ROUND, ONE_BATCH, AGAIN = "one round", "GRPO's budget", "full batch again"
 NAMED, ALONE = "former default, correctness named", "GRPO, correctness alone"
-# The defaults when these runs were made, and on two rewards those of today: there neither is supported without a name.
+# The defaults of a while, and on two rewards those of today: there neither is supported without a name.
 BOTH_ON = {"dynamic_sampling_memory": True, "dynamic_sampling_screen": "on"}
 ARMS = {
     ONE: Arm(GRPO, {}, num_steps=1),
