@@ -608,6 +608,18 @@ def test_an_update_that_was_interrupted_within_a_rollout_starts_over_with_the_sa
     assert trainer._sampler.num_rollouts == 2
 
 
+def test_a_checkpoint_is_not_continued_with_a_rollout_that_the_same_process_sampled_later(tiny_model, tmp_path):
+    # Two optimizer steps train on each rollout. The run ends after the first step on its second rollout.
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, **settings)
+    trainer.train()
+    (tmp_path / "checkpoint-2" / "dapo_state.json").unlink()
+    assert trainer._sampler.num_rollouts == 2
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer._sampler.num_rollouts == 3
+    assert trainer._step % 4 == 2
+
+
 def test_values_logged_by_a_reward_function_before_another_one_failed_are_not_logged_later(tiny_model, tmp_path):
     calls = itertools.count(1)
 
