@@ -63,7 +63,7 @@ def test_a_vllm_that_shares_the_gpu_is_among_the_parts_of_an_update(page_of):
 def test_tokens_are_counted_at_most(page_of):
     page = page_of("one GPU of 80 GB", ONE_GPU)
     # 1,024 completions of 8,192 tokens train; ten batches of them may be sampled, or as many as it takes.
-    assert "longest row, prompt and completion 10,240 a micro-batch 16,384 completions that a" in page
+    assert "longest row, prompt and completion 10,240 a micro-batch, or one such row 16,384 completions that a" in page
     assert "that a rollout trains on 8.4M completions that a rollout samples 83.9M Rollouts of the run 300" in page
     assert "samples no limit" in page_of("one GPU of 80 GB", ONE_GPU, "--dynamic_sampling_max_gen_batches", "0")
     assert "samples 8.4M" in page_of("one GPU of 80 GB", ONE_GPU, "--use_dynamic_sampling", "false")
@@ -124,7 +124,7 @@ def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
 def test_a_plan_for_a_cpu_speaks_of_no_gpu(capsys):
     assert main(["plan", "--config", "smoke_cpu"]) == 0
     page = capsys.readouterr().out
-    assert "Memory of this machine: " in page
+    assert "Memory of this machine, which has " in page
     assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
 
 

@@ -368,7 +368,7 @@ def test_a_new_run_in_a_folder_with_checkpoints_names_the_last_one(tiny_model, r
     assert (
         "Set another `output_dir`, delete the checkpoints of the earlier run, or continue that run with" in caplog.text
     )
-    assert "`True` takes the checkpoint with the highest step, which may be one of the earlier run." in caplog.text
+    assert "`True` takes the one with the highest step, so name the checkpoint to continue from." in caplog.text
     assert not (tmp_path / "checkpoint-2").exists()
 
 

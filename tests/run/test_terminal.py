@@ -430,19 +430,24 @@ def test_a_summary_names_the_reward_functions_that_never_scored(made, capsys, us
 
 
 @pytest.mark.parametrize(
-    ("step", "num_empty", "num_without_rate", "said"),
+    ("num_empty", "num_without_rate", "resumed_at", "said"),
     [
-        (4, 0, 1, "1 of them did not change the weights, because its learning rate was 0"),
-        (4, 0, 2, "2 of them did not change the weights, because their learning rate was 0"),
-        (4, 2, 1, "3 of them did not change the weights (1 because its learning rate was 0)"),
-        (1, 0, 1, "No step changed the weights, because its learning rate was 0"),
-        (4, 1, 0, "1 of them did not change the weights"),
-        (4, 0, 0, "Every step changed the weights"),
+        (0, 1, 0, "1 of them did not change the weights, because its learning rate was 0"),
+        (0, 2, 0, "2 of them did not change the weights, because their learning rate was 0"),
+        (2, 1, 0, "3 of them did not change the weights (1 because its learning rate was 0)"),
+        (0, 4, 0, "No step changed the weights, because the learning rate was 0"),
+        (1, 0, 0, "1 of them did not change the weights"),
+        (0, 0, 0, "Every step changed the weights"),
+        (0, 1, 3, "No step since step 3 changed the weights, because the learning rate was 0"),
+        (0, 1, 2, "1 of the 2 steps since step 2 did not change the weights, because its learning rate was 0"),
+        (1, 0, 2, "Every step since step 2 changed the weights"),  # the first of the four did not
+        (3, 0, 2, "1 of the 2 steps since step 2 did not change the weights"),
     ],
 )
-def test_a_summary_counts_the_steps_without_a_learning_rate(step, num_empty, num_without_rate, said):
-    history = [{"step": i, "loss": 0.1, "frac_empty_steps": float(i <= num_empty)} for i in range(1, step + 1)]
-    (ended,) = (line for line in summed_up(history, num_without_rate=num_without_rate) if line.startswith("Ended:"))
+def test_a_summary_counts_the_steps_without_a_learning_rate(num_empty, num_without_rate, resumed_at, said):
+    history = [{"step": i, "loss": 0.1, "frac_empty_steps": float(i <= num_empty)} for i in range(1, 5)]
+    lines = summed_up(history, num_without_rate=num_without_rate, resumed_at=resumed_at)
+    (ended,) = (line for line in lines if line.startswith("Ended:"))
     assert ended.endswith(f". {said}.")
 
 
@@ -464,7 +469,7 @@ def test_a_finished_run_that_is_resumed_for_longer_says_that_its_next_step_has_n
         "Resumed at step 2 of 4. The learning rate of the next step is 0, as in the checkpoint, whose schedule had "
         "ended. So this step does not change the weights. Later steps follow the schedule of the new `max_steps`."
     ) in said
-    assert "1 of them did not change the weights, because its learning rate was 0." in said
+    assert "1 of the 2 steps since step 2 did not change the weights, because its learning rate was 0." in said
 
 
 def test_a_summary_names_the_rewards_of_a_run_that_was_resumed_with_another_function():
@@ -561,7 +566,7 @@ def test_if_the_steps_before_a_resume_are_not_known_the_means_begin_after_it():
 
 def test_a_summary_of_one_step_has_no_comparison_and_a_resumed_run_counts_its_own_seconds():
     lines = summed_up([], step=60, seconds=860, resumed_at=30)
-    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Every step changed the weights."
+    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Every step since step 30 changed the weights."
     lines = summed_up([{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}], Totals(9, 8, 7))
     assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines

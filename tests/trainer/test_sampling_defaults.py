@@ -93,8 +93,10 @@ def test_of_two_rewards_without_a_name_one_line_says_what_they_cost_and_how_to_s
     trained(tiny_model, tmp_path, reward_funcs=[right, style])
     line = start_line(capsys)
     assert line.endswith(
-        "Two reward functions decide together which groups are accepted: `right`, `style`. To sample less, name "
-        'the one that judges correctness, such as `dynamic_sampling_rewards=["right"]`.'
+        "Two reward functions decide together which groups are accepted: `right`, `style`. So groups that differ in "
+        "any of them are trained on. If one judges correctness, name it, such as "
+        '`dynamic_sampling_rewards=["right"]`. '
+        "Then fewer groups are accepted, and the screen and the memory can save completions."
     )
     assert " is off: " not in line
 

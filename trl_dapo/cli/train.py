@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `trl-dapo train`, from a recipe to a trained model. `recipes/train_dapo.py` uses the same functions."""
 
+import argparse
 import gc
 import re
 import sys
@@ -207,6 +208,9 @@ def make_parser() -> _Parser:
         group = parser.add_argument_group(title)
         group._group_actions += [action for action in others._group_actions if action.dest in shown]
         others._group_actions = [action for action in others._group_actions if action.dest not in shown]
+    for action in parser._actions:
+        if action.option_strings and action.option_strings[0].startswith("--no_"):
+            action.help, action.default = f"set `{action.dest}` to False", argparse.SUPPRESS
     others.title = "GRPOConfig and TrainingArguments"
     parser._action_groups.append(others)
     return parser

@@ -123,7 +123,7 @@ def _memory(planned: Plan) -> list[str]:
     owner = "this machine" if recipe.cluster.gpu.name == "CPU" else "a GPU that trains"
     lines = [
         "",
-        f"Memory of {owner}: {format_bytes(recipe.cluster.gpu.memory)}",
+        f"Memory of {owner}, which has {format_bytes(recipe.cluster.gpu.memory)}",
         *(_row(PARTS.get(name, name), format_bytes(size)) for name, size in planned.training.memory.items() if size),
         *_kept_by_vllm(planned),
         _row("peak while updating", format_bytes(planned.peak_updating)),
@@ -153,7 +153,7 @@ def _tokens(planned: Plan) -> list[str]:
         "",
         "Tokens, at most",
         _row("longest row, prompt and completion", f"{batches.longest_row:,}"),
-        _row("a micro-batch", f"{batches.microbatch_tokens:,}"),
+        _row("a micro-batch, or one such row", f"{batches.microbatch_tokens:,}"),
         _row("completions that a rollout trains on", _count(batches.tokens_trained)),
         _row("completions that a rollout samples", sampled),
     ]

@@ -432,7 +432,6 @@ def warn_of_earlier_run(args: TrainingArguments) -> None:
         logger.warning(
             f"{checkpoint} is from an earlier run, but this run starts from the beginning. It will "
             f"{deletes if limit else ''}overwrite the earlier model. Set another `output_dir`, delete the checkpoints "
-            "of the earlier run, or continue that run with `resume_from_checkpoint=True`. Otherwise, to continue this "
-            "run later, name its checkpoint: `True` takes the checkpoint with the highest step, which may be one of "
-            "the earlier run."
+            "of the earlier run, or continue that run with `resume_from_checkpoint=True`. If checkpoints of both runs "
+            "are in this folder, `True` takes the one with the highest step, so name the checkpoint to continue from."
         )

@@ -193,15 +193,15 @@ def format_evaluation(entry: dict) -> str | None:
 # ---- The end ----
 
 
-def count_empty_steps(log_history: Sequence[dict]) -> int:
+def count_empty_steps(log_history: Sequence[dict], resumed_at: int = 0) -> int:
     """
-    Return the number of optimizer steps without a token to learn from.
+    Return the number of optimizer steps without a token to learn from, after the step `resumed_at`.
 
     The steps after the last logging step are counted in the entry that is logged at the end of the run.
     """
-    empty, last = 0, 0
+    empty, last = 0, resumed_at
     for entry in log_history:
-        if "loss" in entry or "train_runtime" in entry:
+        if ("loss" in entry or "train_runtime" in entry) and entry["step"] > resumed_at:
             empty += round(entry.get("frac_empty_steps", 0.0) * (entry["step"] - last))
             last = entry["step"]
     return empty
@@ -280,7 +280,9 @@ def compare_with_grpo(log_history: Sequence[dict], totals: Totals) -> ComparedWi
     return ComparedWithGRPO(tokens, full / informative, full)
 
 
-def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None) -> str | None:
+def advise_on_batches(
+    compared: ComparedWithGRPO, num_prompts: int | None = None, has_correctness: bool = True
+) -> str | None:
     """
     Return advice if steps cost more than those of `GRPOTrainer`, or trained on hardly more informative groups.
 
@@ -290,6 +292,8 @@ def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None
         num_prompts (`int`, *optional*):
             Number of prompts in a rollout batch. If it is given, the advice may name the number with which a step
             would have cost as much as one of `GRPOTrainer`.
+        has_correctness (`bool`, *optional*, defaults to `True`):
+            Whether the rewards say which completions are correct.
 
     Returns:
         `str` or `None`: The advice, or `None` if there is nothing to change.
@@ -311,9 +315,10 @@ def advise_on_batches(compared: ComparedWithGRPO, num_prompts: int | None = None
             f"{compared.groups:.1f} times as many informative groups as one of GRPOTrainer. Raise "
             "`dynamic_sampling_max_gen_batches` to fill them, or use fewer prompts per rollout."
         )
+    helps = "with harder prompts" if has_correctness else "if a reward says which completions are correct"
     return (
         "nearly every sampled group was informative, so a step trained on about as many as one of GRPOTrainer. "
-        "Dynamic sampling helps more with harder prompts."
+        f"Dynamic sampling helps more {helps}."
     )
 
 
@@ -364,20 +369,22 @@ def _always(entries: Sequence[dict], metric: str, value: float) -> bool:
     return {entry[metric] for entry in entries if metric in entry} == {value}
 
 
-def _describe_steps(step: int, num_empty: int, num_without_rate: int) -> str:
+def _describe_steps(num_steps: int, num_empty: int, num_without_rate: int, resumed_at: int = 0) -> str:
     """
-    Return how many of the steps changed the weights: all but those without a token in the loss, and those whose
-    learning rate was 0, such as the first step of a warm-up.
+    Return how many of the steps since the run was started or resumed changed the weights: all but those without a
+    token in the loss, and those whose learning rate was 0, such as the first step of a warm-up.
     """
-    num_unchanged = min(num_empty + num_without_rate, step)
+    since = f" since step {resumed_at:,}" if resumed_at else ""
+    num_unchanged = min(num_empty + num_without_rate, num_steps)
     if not num_unchanged:
-        return "Every step changed the weights"
+        return f"Every step{since} changed the weights"
+    if num_without_rate == num_steps:
+        return f"No step{since} changed the weights, because the learning rate was 0"
+    of = f"of the {num_steps:,} steps{since}" if resumed_at else "of them"
     its = "its" if num_without_rate == 1 else "their"
     why = f"because {its} learning rate was 0"
-    if num_unchanged == step and not num_empty:
-        return f"No step changed the weights, {why}"
     reason = "" if not num_without_rate else f", {why}" if not num_empty else f" ({num_without_rate:,} {why})"
-    return f"{num_unchanged:,} of them did not change the weights{reason}"
+    return f"{num_unchanged:,} {of} did not change the weights{reason}"
 
 
 def summarize(
@@ -409,7 +416,8 @@ def summarize(
     elif reason is not None:
         changed = f"No step changed the weights{reason}"
     else:
-        changed = _describe_steps(step, empty, num_without_rate)
+        num_empty = count_empty_steps(log_history, resumed_at)
+        changed = _describe_steps(step - resumed_at, num_empty, num_without_rate, resumed_at)
     since = f" from step {resumed_at:,}" if resumed_at else ""
     because = "" if why is None else f", because {why}"
     took = f"after {format_duration(seconds)}{since}"
@@ -440,7 +448,8 @@ def summarize(
                 f"{tokens}: {compared.tokens:.1f} times as many per step as GRPOTrainer, for about "
                 f"{compared.groups:.1f} times as many informative groups."
             )
-            advice = advise_on_batches(compared, num_prompts)
+            has_correctness = any("task_accuracy" in entry for entry in counted)
+            advice = advise_on_batches(compared, num_prompts, has_correctness)
             if advice is not None:
                 lines.append(f"Advice:    {advice}")
     waits = any("timeline/wait_seconds" in entry for entry in log_history)

@@ -180,8 +180,10 @@ class SamplingChoice:
         number = NUMBERS[len(names)] if len(names) < len(NUMBERS) else f"{len(names)}"
         listed = ", ".join(f"`{name}`" for name in names)
         return (
-            f"{number} reward functions decide together which groups are accepted: {listed}. "
-            f'To sample less, name the one that judges correctness, such as `dynamic_sampling_rewards=["{names[0]}"]`.'
+            f"{number} reward functions decide together which groups are accepted: {listed}. So groups that differ in "
+            "any of them are trained on. If one judges correctness, name it, such as "
+            f'`dynamic_sampling_rewards=["{names[0]}"]`. Then fewer groups are accepted, and the screen and the '
+            "memory can save completions."
         )
 
 
