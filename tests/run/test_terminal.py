@@ -566,7 +566,8 @@ def test_if_the_steps_before_a_resume_are_not_known_the_means_begin_after_it():
 
 def test_a_summary_of_one_step_has_no_comparison_and_a_resumed_run_counts_its_own_seconds():
     lines = summed_up([], step=60, seconds=860, resumed_at=30)
-    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Every step since step 30 changed the weights."
+    ended = "Ended:     step 60 of 60, after 0:14:20 from step 30. Every step since step 30 changed the weights."
+    assert lines[0] == ended
     lines = summed_up([{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}], Totals(9, 8, 7))
     assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines
