@@ -59,8 +59,8 @@ def test_an_evaluation_with_few_answers_warns_and_says_what_to_do(serve, tmp_pat
     ask(serve(lambda body: long), sums(2), tmp_path / "long", k=3, scorer=lambda text, gold: (False, None))
     (said,) = caplog.messages
     assert said == (
-        "No answer was found in 6 of 6 completions. The first of them ends with 'Hm'. 6 of them were cut off. Raise "
-        "`max_completion_length`."
+        "No answer was found in 6 of 6 completions. The first of them ends with 'Hm'. 6 of those without an "
+        "answer were cut off. Raise `max_completion_length`."
     )
 
 

@@ -218,7 +218,7 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     rollouts = [{"reward": value, "rewards/right/mean": value} for value in (0.25, 0.5, 0.75)]
     history = [entry | {"loss": 0.1} for rollout in rollouts for entry in (rollout, {})]
     history = [entry | {"step": step} for step, entry in enumerate(history, start=1)]
-    assert "Rewards:   right 0.250 -> 0.750 (mean of steps 1 -> mean of steps 4-6)." in summed_up(history)
+    assert "Rewards:   right 0.250 -> 0.750 (step 1 -> mean of steps 4-6)." in summed_up(history)
 
 
 def test_a_summary_compares_the_cost_and_the_informative_groups_of_steps_with_grpo():

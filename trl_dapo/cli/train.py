@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
 # Advice that is added to a message, by a part of the message.
 HINTS = {
-    "bf16/gpu": "To train on the CPU, which is slow for a large model, add `--bf16 false`. To try out a run, use "
-    "`--config smoke_cpu`. `trl-dapo plan` shows what a recipe needs.",
+    "bf16/gpu": "To train on the CPU, which is slow for a large model, add `--bf16 false`, and if the recipe sets "
+    "them, `--use_vllm false` and `--attn_implementation sdpa`. To try out a run, use `--config smoke_cpu`. `trl-dapo "
+    "plan` shows what a recipe needs.",
     "none of the known schemas": "With your own reward functions a file only needs a column `prompt`, and keeps all "
     "other columns, if neither `prompt_style` nor `on_bad_rows` is set.",
     "requires `solution`, which": "Set `prompt_style` to read a file as math problems, whose gold answers become the "

@@ -264,10 +264,10 @@ def warn_without_answers(
     ]
     if isinstance(scorer, str) and scorer in SCORERS:
         parts.append(
-            f"The scorer {scorer!r} reads {SCORERS[scorer]}. The same command with another scorer scores the same "
-            "completions."
+            f"The scorer {scorer!r} reads {SCORERS[scorer]}. To score these completions again, without sampling, "
+            "repeat the command with another `--scorer`."
         )
     num_cut_off = sum(completion.truncated for completion in without)
     if num_cut_off:
-        parts.append(f"{num_cut_off:,} of them were cut off. Raise `max_completion_length`.")
+        parts.append(f"{num_cut_off:,} of those without an answer were cut off. Raise `max_completion_length`.")
     logger.warning(" ".join(parts))

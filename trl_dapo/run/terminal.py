@@ -219,18 +219,14 @@ def _ends(entries: Sequence[dict], last_step: int, resumed_at: int = 0) -> tuple
     first, last = list(entries[:num]), list(entries[len(entries) - num :])
 
     def span(begin: int, end: int) -> str:
-        return f"{begin + 1:,}" if begin + 1 >= end else f"{begin + 1:,}-{end:,}"
+        return f"step {begin + 1:,}" if begin + 1 >= end else f"mean of steps {begin + 1:,}-{end:,}"
 
     if not entries:
         return first, last, ""
     start = resumed_at if entries[0]["step"] > resumed_at else 0
     if len(entries) == 1:
-        steps = span(start, last_step)
-        return first, last, f"mean of steps {steps}" if "-" in steps else f"step {steps}"
-    before, after = span(start, first[-1]["step"]), span(entries[-num - 1]["step"], last_step)
-    if "-" in before + after:
-        return first, last, f"mean of steps {before} -> mean of steps {after}"
-    return first, last, f"step {before} -> step {after}"
+        return first, last, span(start, last_step)
+    return first, last, f"{span(start, first[-1]['step'])} -> {span(entries[-num - 1]['step'], last_step)}"
 
 
 def _of_rollouts(log_history: Sequence[dict]) -> list[dict]:
