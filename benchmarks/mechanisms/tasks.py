@@ -8,7 +8,8 @@ Tasks, each made so that one mechanism can act: the quickstart's arithmetic, tau
 - workings: the ladder's task, with the problem repeated after the answer as often as its first digit says; short and
   long completions
 - workings cut off: the same with the ladder's limit of 24 tokens, which four repetitions exceed
-- any length: the same model and limit, but only the answer must be correct, and the completion must have ended
+- any length: the same model and limit. The reward judges only the answer, also that of a completion that is cut off.
+  The accuracy counts a completion as correct only if it has ended
 """
 
 import random
