@@ -608,6 +608,19 @@ def test_an_update_that_was_interrupted_within_a_rollout_starts_over_with_the_sa
     assert trainer._sampler.num_rollouts == 2
 
 
+def test_a_checkpoint_that_is_saved_within_an_optimizer_step_starts_this_step_over(tiny_model, tmp_path):
+    # A rollout is four micro-steps, which are one optimizer step. The second of the second step fails.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3)
+    interrupt_at(trainer, 6, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer._save_checkpoint(trainer.model, None)
+    resumed = make_trainer(tiny_model, tmp_path, max_steps=3)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed._step % 4 == 0
+    assert resumed.state.global_step == 3
+
+
 def test_a_checkpoint_is_not_continued_with_a_rollout_that_the_same_process_sampled_later(tiny_model, tmp_path):
     # Two optimizer steps train on each rollout. The run ends after the first step on its second rollout.
     settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_strategy": "steps", "save_steps": 2}

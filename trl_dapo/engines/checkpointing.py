@@ -38,6 +38,7 @@ class CheckpointMixin(TypedGRPOTrainer):
     _ahead: GroupsAhead
     _generate_every: int
     _group_filter: Any
+    _next_step_and_rollout: tuple[int, Any]
     _task: TaskReward
     stop: StopCallback
     stopwatch: Stopwatch
@@ -73,12 +74,13 @@ class CheckpointMixin(TypedGRPOTrainer):
         """
         Return what the update phase of this process needs to continue. It can be loaded with `weights_only=True`.
         """
-        phase = self._step % self._generate_every
+        step, rollout = self._next_step_and_rollout
+        phase = step % self._generate_every
         return {
-            "step": self._step if phase else 0,
+            "step": step if phase else 0,
             "generate_every": self._generate_every,
             "accumulation": int(self.args.gradient_accumulation_steps),  # may be of a subclass that marks a default
-            "rollout": self._buffered_inputs if phase else None,
+            "rollout": rollout if phase else None,
         }
 
     def load_update_state_dict(self, state: dict) -> None:

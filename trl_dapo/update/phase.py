@@ -313,13 +313,19 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._sample_and_pack(batches)
         self._window_batches = []
 
-    def _restart_interrupted_step(self) -> None:
+    @property
+    def _next_step_and_rollout(self) -> tuple[int, Any]:
         """
-        If the last optimizer step was interrupted, go back to its first micro-step. Otherwise later optimizer steps
-        would begin in the middle of a rollout.
+        The micro-step from which the run continues, and the rollout that it then trains on. An optimizer step that was
+        interrupted starts over. Otherwise later ones would begin in the middle of a rollout.
         """
         if self._step in self._window_steps:
-            self._step, self._buffered_inputs = self._window_steps.start, self._window_rollout
+            return self._window_steps.start, self._window_rollout
+        return self._step, self._buffered_inputs
+
+    def _restart_interrupted_step(self) -> None:
+        """If the last optimizer step was interrupted, go back to its first micro-step."""
+        self._step, self._buffered_inputs = self._next_step_and_rollout
         self._window_steps, self._window_rollout = range(0), None
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
