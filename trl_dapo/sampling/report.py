@@ -181,6 +181,11 @@ def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     )
 
 
+def _list_drop_reasons(rollout: Rollout) -> str:
+    """Return the reasons for which groups were dropped, each with the number of groups, the most frequent first."""
+    return ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+
+
 def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_trained: int | None = None) -> str:
     """
     Describe a batch that is not full, and what to do about it.
@@ -195,7 +200,7 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
         num_trained (`int`, *optional*):
             Number of groups that train in spite of this. `None` if the run stops here.
     """
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    reasons = _list_drop_reasons(rollout)
     dropped = f" (dropped: {reasons})" if reasons else ""
     num_before = rollout.num_accepted_before
     before = f", and {num_before} were accepted earlier" if num_before else ""
@@ -224,7 +229,7 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
 
 def describe_empty_batch(rollout: Rollout, num_short: int) -> str:
     """Describe that a rollout of the mode "mask", which samples one batch, has no group to train on."""
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    reasons = _list_drop_reasons(rollout)
     when = f"for {num_short} rollouts in a row" if num_short > 1 else "in this rollout"
     return (
         f"No group was accepted {when} (dropped in the last one: {reasons}), so no weights are changed. "
@@ -235,7 +240,7 @@ def describe_empty_batch(rollout: Rollout, num_short: int) -> str:
 def describe_no_group_yet(sampler: Sampler) -> str:
     """Describe a rollout that continues although none of its groups was accepted so far, and when it ends."""
     rollout = sampler.rollout
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    reasons = _list_drop_reasons(rollout)
     if sampler.max_gen_batches:
         end = f"until the limit of {sampler.max_gen_batches:g} batches (`dynamic_sampling_max_gen_batches`) is reached"
     elif sampler.max_empty_batches:
@@ -276,7 +281,7 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empt
             Set if a rollout without a limit gave up: the number of batches of completions in a row without an accepted
             group.
     """
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.drop_reasons.most_common())
+    reasons = _list_drop_reasons(rollout)
     if num_empty_batches is not None:
         where = f"the last {num_empty_batches:g} batches of completions"
     else:

@@ -284,11 +284,7 @@ class Sampler:
         for group in queue.held:
             group.forget_extras()
         batch = Batch(train, fill, carried, discarded, kept, given_up)
-        skipped = [
-            expected_acceptance(correct, incorrect, self.num_generations)
-            for policy in self.selection.policies
-            for correct, incorrect in policy.skipped
-        ]
+        skipped = [expected_acceptance(*rates, self.num_generations) for rates in self._distributions_of_skipped]
         self.totals.add(rollout, batch, fell_short, skipped)
         self._is_open = False
         return batch
@@ -367,8 +363,12 @@ class Sampler:
     @property
     def skipped(self) -> list[float]:
         """Expected pass rates of the prompts that were skipped since the rollout began."""
-        skipped = [parameters for policy in self.selection.policies for parameters in policy.skipped]
-        return [correct / (correct + incorrect) for correct, incorrect in skipped]
+        return [correct / (correct + incorrect) for correct, incorrect in self._distributions_of_skipped]
+
+    @property
+    def _distributions_of_skipped(self) -> list[tuple[float, float]]:
+        """The Beta parameters of the pass rates of the prompts that were skipped since the rollout began."""
+        return [rates for policy in self.selection.policies for rates in policy.skipped]
 
     def new_passes_without_group(self) -> int:
         """
