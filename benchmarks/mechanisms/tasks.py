@@ -8,8 +8,8 @@ Tasks, each made so that one mechanism can act: the quickstart's arithmetic, tau
 - workings: the ladder's task, with the problem repeated after the answer as often as its first digit says; short and
   long completions
 - workings cut off: the same with the ladder's limit of 24 tokens, which four repetitions exceed
-- any length: the same model and limit. The reward judges only the answer, also that of a completion that is cut off.
-  The accuracy counts a completion as correct only if it has ended
+- any length: the same model and limit. A completion is correct if its answer is correct and it has ended, whatever it
+  writes after the answer. So a correct answer that is cut off is punished, as in the paper
 """
 
 import random
@@ -25,6 +25,7 @@ from ..time_to_accuracy import draw_prompts
 
 SEED = 42  # of the checkpoints and of the held-out problems
 SUMS = ("2 digits + 1 digit", "2 digits + 2 digits")
+END_TOKEN = build_tokenizer().eos_token_id
 
 
 def slipped(answer, draw):
@@ -67,6 +68,7 @@ class Task(NamedTuple):
     is_correct: Callable
     num_prompts: int = 1024
     has_workings: bool = False  # after the answer
+    must_end: bool = False  # whether the reward requires that a completion has ended
 
     def solution(self, problem):
         return problem.answer + (ladder.task.working(problem.text) if self.has_workings else "")
@@ -76,12 +78,14 @@ class Task(NamedTuple):
         """Whether only one completion is correct, so that its probability can be computed from the logits."""
         return self.is_correct is whole
 
-    def reward(self, completions, solution, **kwargs):
+    def reward(self, completions, solution, completion_ids, **kwargs):
         """Reward function: 1 if the completion is correct, -1 otherwise."""
-        texts = [completion[0]["content"] for completion in completions]
-        return [
-            1.0 if self.is_correct(text, expected) else -1.0 for text, expected in zip(texts, solution, strict=True)
-        ]
+        rewards = []
+        for completion, expected, ids in zip(completions, solution, completion_ids, strict=True):
+            is_correct = self.is_correct(completion[0]["content"], expected)
+            has_ended = ids[-1:] == [END_TOKEN]
+            rewards.append(1.0 if is_correct and (has_ended or not self.must_end) else -1.0)
+        return rewards
 
     def held_out(self, num_problems):
         """Return the first held-out problems of the families that can be learned."""
@@ -103,7 +107,7 @@ TASKS = {
     "unlikely": Task("unlikely", ONLY_SUMS, 8, 8, whole),
     "workings": Task("workings", AS_TAUGHT, 40, 40, whole, has_workings=True),
     "workings cut off": Task("workings", AS_TAUGHT, 24, 40, whole, has_workings=True),
-    "any length": Task("workings", ONLY_SUMS, 24, 40, answer_first, has_workings=True),
+    "any length": Task("workings", ONLY_SUMS, 24, 40, answer_first, has_workings=True, must_end=True),
 }
 
 # The problems of each supervised phase of a checkpoint.

@@ -128,6 +128,16 @@ def test_a_run_to_compare_after_the_same_steps_and_time_has_the_best_rate_and_no
 # ---- What is counted ----
 
 
+def test_a_correct_answer_that_is_cut_off_is_rewarded_only_if_its_task_does_not_require_an_end():
+    digit, end = 3, tasks.END_TOKEN
+    texts, ids = ["220=1+2", "220=1+2", "221=1+2"], [[digit] * 7, [digit] * 7 + [end], [digit] * 7 + [end]]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    answers = {"completions": completions, "solution": ["220=9"] * 3, "completion_ids": ids}
+    any_length = tasks.TASKS["any length"]
+    assert any_length.reward(**answers) == [-1.0, 1.0, -1.0]
+    assert any_length._replace(must_end=False).reward(**answers) == [1.0, 1.0, -1.0]
+
+
 def test_of_two_rewards_one_judges_the_answer_and_the_other_its_closing_sign():
     completions = [[{"role": "assistant", "content": text}] for text in ("220", "220=", "221=", "220==", "=", "2+0=")]
     assert two_rewards.correct(completions, ["220"] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
