@@ -635,8 +635,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         elif not (resume_from_checkpoint or self.state.global_step):
             warn_of_earlier_run(self.args)
         self._restart_interrupted_step()
-        if resume_from_checkpoint:
-            self._step, self._buffered_inputs = 0, None  # unless the checkpoint has its own
+        if self._sampler is not None and not resume_from_checkpoint:
+            self._sampler.reset_totals()
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(wrapped_for(sys.stdout, self._task.describe(self._group_filter is not None)))

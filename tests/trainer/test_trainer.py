@@ -621,6 +621,84 @@ def test_a_checkpoint_that_is_saved_within_an_optimizer_step_starts_this_step_ov
     assert resumed.state.global_step == 3
 
 
+class SaveBeforeStep(TrainerCallback):
+    """Save a checkpoint before the weights change, as transformers' `enable_jit_checkpoint` does, and stop."""
+
+    def __init__(self, trainer, global_step):
+        self.trainer, self.global_step = trainer, global_step
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == self.global_step:
+            self.trainer._save_checkpoint(self.trainer.model, None)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("in_the_same_process", [True, False])
+def test_a_step_whose_weights_did_not_change_yet_starts_over_with_the_same_rows(
+    tiny_model, tmp_path, in_the_same_process
+):
+    # Two optimizer steps of two micro-steps with four rows each train on a rollout. The second is interrupted after
+    # its last micro-step.
+    settings = {"max_steps": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    trainer = make_trainer(tiny_model, tmp_path, **settings)
+    trainer.add_callback(SaveBeforeStep(trainer, 1))
+    seen = spy_on_training(trainer)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    interrupted = sorted(seen[8:16])
+    trainer.remove_callback(SaveBeforeStep)
+    resumed = trainer if in_the_same_process else make_trainer(tiny_model, tmp_path, **settings)
+    seen = spy_on_training(resumed)
+    resumed.train(resume_from_checkpoint=None if in_the_same_process else str(tmp_path / "checkpoint-1"))
+    assert sorted(seen[:8]) == interrupted
+
+
+def test_a_rollout_ends_early_if_another_gradient_accumulation_would_not_end_with_it(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, gradient_accumulation_steps=2, steps_per_generation=4)
+    trainer.train()
+    assert trainer._step == 2
+    trainer.args.gradient_accumulation_steps = 4
+    trainer.train()
+    assert trainer._step == 4
+    assert trainer._sampler.num_rollouts == 2
+
+
+def test_a_checkpoint_without_a_state_of_dapo_starts_from_the_first_prompt_in_the_same_process_too(
+    tiny_model, tmp_path
+):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, save_strategy="steps", save_steps=1)
+    trainer.train()
+    (tmp_path / "checkpoint-1" / "dapo_state.json").unlink()
+    num_sampled = len(trainer.sampled)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert number(trainer.sampled[num_sampled]) == 0
+    assert trainer._sampler.totals.first_step == 1
+    assert trainer._sampler.num_rollouts == 2  # of steps 2 and 3
+
+
+def test_a_run_that_is_resumed_in_the_same_process_logs_what_it_would_in_a_new_one(tiny_model, tmp_path):
+    # The metrics of steps 3 and 4 are logged together. The run is interrupted in step 3, after its rollout.
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 2}
+    trainer = make_trainer(tiny_model, tmp_path, **settings)
+    interrupt_at(trainer, 10, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    logs = []
+    for resumed in (trainer, make_trainer(tiny_model, tmp_path, **settings)):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        logs.append(untimed(resumed.state.log_history))
+    assert logs[0] == logs[1]
+
+
+def test_a_second_run_of_a_trainer_counts_from_zero(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
+    trainer.train()
+    trainer.train()
+    sampled = [entry["dynamic_sampling/groups_generated"] for entry in trainer.state.log_history[:-1]]
+    assert len(sampled) == 2
+    assert trainer._sampler.totals.groups_sampled == sum(sampled)
+
+
 def test_a_checkpoint_is_not_continued_with_a_rollout_that_the_same_process_sampled_later(tiny_model, tmp_path):
     # Two optimizer steps train on each rollout. The run ends after the first step on its second rollout.
     settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_strategy": "steps", "save_steps": 2}
@@ -629,7 +707,7 @@ def test_a_checkpoint_is_not_continued_with_a_rollout_that_the_same_process_samp
     (tmp_path / "checkpoint-2" / "dapo_state.json").unlink()
     assert trainer._sampler.num_rollouts == 2
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert trainer._sampler.num_rollouts == 3
+    assert trainer._sampler.num_rollouts == 1
     assert trainer._step % 4 == 2
 
 

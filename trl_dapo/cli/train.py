@@ -217,6 +217,22 @@ def make_parser() -> _Parser:
     return parser
 
 
+def _check_settings_for(num_processes: int, is_chosen: bool, parser: _Parser, argv: Sequence[str]) -> None:
+    """
+    Check the settings as each of several processes will. `is_chosen` says whether the command line has their number.
+    """
+    try:
+        with processes.pretending_to_be_one_of(num_processes):
+            trainer_arguments(*read_settings(parser, argv))
+    except ValueError as error:
+        if is_chosen or f"{num_processes} processes" not in str(error):
+            raise
+        raise ValueError(
+            f"{error} The {num_processes} processes are those of the accelerate config. If this machine has fewer "
+            "GPUs, add `--num_processes N`."
+        ) from None
+
+
 def launch(argv: Sequence[str]) -> int:
     """Run `trl-dapo train` with a command line, in one or several processes, and return the exit status."""
     try:
@@ -235,17 +251,8 @@ def launch(argv: Sequence[str]) -> int:
             launcher_args = processes.read_options(launch_options, argv)
             if not launcher_args.machine_rank:  # the first machine checks the settings for all
                 num_processes = launcher_args.num_processes or max(torch.cuda.device_count(), 1)
-                with processes.pretending_to_be_one_of(num_processes):
-                    try:
-                        trainer_arguments(*read_settings(parser, argv))
-                    except ValueError as error:
-                        is_chosen = any(option.startswith("--num_processes") for option in launch_options)
-                        if is_chosen or f"{num_processes} processes" not in str(error):
-                            raise
-                        raise ValueError(
-                            f"{error} The {num_processes} processes are those of the accelerate config. If this "
-                            "machine has fewer GPUs, add `--num_processes N`."
-                        ) from None
+                is_chosen = any(option.startswith("--num_processes") for option in launch_options)
+                _check_settings_for(num_processes, is_chosen, parser, argv)
             return processes.launch_processes(launcher_args)
         launch_args, training_args, model_args = read_settings(parser, argv)
         # The first process downloads the data, and the others read it from the cache.

@@ -181,6 +181,11 @@ class CheckpointMixin(TypedGRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            # What an earlier run of this process sampled and logged is not part of the run that is resumed.
+            self._step, self._buffered_inputs = 0, None
+            self._metrics["train"].clear()
+            if self._sampler is not None:
+                self._sampler.start_over()
             restore = partial(self._load_local, checkpoint)
             self._fingerprint = self._current_fingerprint()
             load_state(Path(checkpoint), self._sampler, self._mismatches, restore, self.args.ignore_data_skip)

@@ -157,6 +157,10 @@ class PromptStream:
         if isinstance(self._source, _IterableSource):
             self._source.begin()
 
+    def start_over(self) -> None:
+        """Begin the first pass again."""
+        self.num_passes, self._position, self._rows, self.num_skipped = 0, 0, None, 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to continue with the next prompt, as values that JSON can hold."""
         return {

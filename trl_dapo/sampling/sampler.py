@@ -393,6 +393,25 @@ class Sampler:
         self._has_warned_of_batches = self.num_missing > 0 and not self.has_given_up and self.completions_left > 0
         return self._has_warned_of_batches
 
+    # ---- Several runs in one process ----
+
+    def reset_totals(self) -> None:
+        """Count the rollouts of a new run from zero. Groups and pass rates of an earlier run stay."""
+        self.totals, self.short_rollouts_in_a_row = Totals(), 0
+
+    def start_over(self) -> None:
+        """
+        Begin with the first prompt, without groups, as in a new process. Pass rates that were learned stay.
+
+        This comes before a checkpoint is loaded, of which perhaps only a part can be used.
+        """
+        self.stream.start_over()
+        self.queue.clear()
+        self.reset_totals()
+        self.num_rollouts, self.sources = 0, []
+        self.unanswered, self._is_open = set(), False
+        self._passes_at_last_group, self._passes_without_group = self.stream.passes_taken, 0
+
     # ---- Checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
@@ -418,7 +437,8 @@ class Sampler:
         self, state: dict[str, Any], queue: dict[str, Any] | None, ignore_data_skip: bool = False
     ) -> tuple[dict[str, tuple], int]:
         """
-        Continue from a state, as far as it fits this run. `queue` is this process's [`GroupQueue.state_dict`].
+        Continue from a state, as far as it fits this run. `queue` is this process's [`GroupQueue.state_dict`]. The
+        sampler is new, or [`~Sampler.start_over`] was called.
 
         Return the entries of the header that differ, each with the saved and the present value, and how many partial
         groups were left behind. For [`DATA`] the values are numbers of rows, or `None` if the length is not known.
@@ -447,8 +467,6 @@ class Sampler:
                 policy.load_state_dict(state["policies"][type(policy).__name__])
         self.selection.backfill_predictions()
         num_lost = 0
-        self.unanswered, self._is_open = set(), False
-        self.queue.clear()  # a run in the same process may have left groups in it
         if keeps_groups:
             assert queue is not None
             num_lost, has_all = self.queue.load_state_dict(queue, self.stream)

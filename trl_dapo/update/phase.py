@@ -59,7 +59,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_batches: list = []  # batches from the dataloader for the next optimizer step
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
-        self._window_steps = range(0)  # micro-steps of the present optimizer step, counted over the run
+        self._window_start: int | None = None  # micro-step with which the present optimizer step began
+        self._window_global_step = 0  # optimizer steps that were complete at that time
         self._window_rollout: Any = None  # the rollout that it began with, unless it began with a new one
         self._num_rollouts_left = 0  # after the present one
         self._step_metrics = StepMetrics()  # of the present optimizer step
@@ -308,7 +309,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if callable(train):
             train()
         batches = self._window_batches or [inputs]
-        self._window_steps = range(self._step, self._step + len(batches))
+        self._window_start, self._window_global_step = self._step, self.state.global_step
         self._window_rollout = self._buffered_inputs if self._step % self._generate_every else None
         self._sample_and_pack(batches)
         self._window_batches = []
@@ -316,17 +317,25 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     @property
     def _next_step_and_rollout(self) -> tuple[int, Any]:
         """
-        The micro-step from which the run continues, and the rollout that it then trains on. An optimizer step that was
-        interrupted starts over. Otherwise later ones would begin in the middle of a rollout.
+        The micro-step from which the run continues, and the rollout that it then trains on.
+
+        An optimizer step that has not changed the weights yet starts over: it was interrupted, or a checkpoint is
+        saved in the middle of it. Otherwise its rows would be lost, and later steps could begin in the middle of a
+        rollout.
         """
-        if self._step in self._window_steps:
-            return self._window_steps.start, self._window_rollout
+        if self._window_start is not None and self.state.global_step == self._window_global_step:
+            return self._window_start, self._window_rollout
         return self._step, self._buffered_inputs
 
     def _restart_interrupted_step(self) -> None:
         """If the last optimizer step was interrupted, go back to its first micro-step."""
         self._step, self._buffered_inputs = self._next_step_and_rollout
-        self._window_steps, self._window_rollout = range(0), None
+        self._window_start = self._window_rollout = None
+        steps_done = self._step % self._generate_every  # of the rollout
+        accumulation = self.args.gradient_accumulation_steps
+        if self._generate_every % accumulation == 0 and steps_done % accumulation:
+            # The setting was changed in the middle of a rollout, with whose rows no step would end any more.
+            self._step, self._buffered_inputs = 0, None
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
         """Reduce the metrics of an optimizer step over all processes, and log them."""
