@@ -165,6 +165,20 @@ def test_a_comparison_by_hand(serve, tmp_path):
     assert change["differing_settings"] == {"temperature": [1.0, 0.6]}
 
 
+@pytest.mark.parametrize("has_other_style", [False, True])
+def test_a_comparison_says_in_words_that_problems_with_the_same_ids_differ(has_other_style):
+    difference = {"mean": 0.0, "low": -0.1, "high": 0.1}
+    values = {"base": 0.5, "trained": 0.5, "num_differing": 1, "difference": difference}
+    differing = {"problems": ["c1a3", "4038"]} | ({"prompt_style": ["answer_line", None]} if has_other_style else {})
+    change = {"base": "a", "trained": "b", "k": 2, "differing_settings": differing, "num_problems": 40, "sources": {}}
+    console = Console(file=StringIO(), width=200)
+    commands.print_comparison(change | {"metrics": {"avg@2": values}, "gained": [], "lost": []}, console)
+    said = console.file.getvalue()
+    assert "c1a3" not in said
+    assert ("problems with the same id have another prompt" in said) is not has_other_style
+    assert ("prompt_style is 'answer_line' for base, None for trained" in said) is has_other_style
+
+
 def test_problems_are_paired_by_id_not_by_position(serve, tmp_path):
     base = evaluated(serve, tmp_path / "base", *texts(0, 1, 4))
     change = compare(base, evaluated(serve, tmp_path / "trained", *texts(0, 1, 4), order=[2, 0, 1]))

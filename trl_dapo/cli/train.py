@@ -59,8 +59,9 @@ HINTS = {
     "other columns, if neither `prompt_style` nor `on_bad_rows` is set.",
     "requires `solution`, which": "Set `prompt_style` to read a file as math problems, whose gold answers become the "
     "column `solution`.",
-    "Its columns are `prompt`, `solution`, `source`, `id`": "These are the columns of math problems. If neither "
-    "`prompt_style` nor `on_bad_rows` is set, a file with a column `prompt` keeps its own columns.",
+    "Its columns are `prompt`, `solution`, `source`, `id`": "These are the columns of math problems, made when the "
+    "file is read: `solution` is the gold answer, whatever its name in the file. A file with a column `prompt` keeps "
+    "its own columns if neither `prompt_style` nor `on_bad_rows` is set.",
     "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
     "`num_generations_eval`, which is `num_generations` by default.",
     "has no split": "Name its splits with `dataset_train_split` and `dataset_test_split`. If it has none to evaluate "

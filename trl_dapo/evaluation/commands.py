@@ -146,8 +146,15 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, onl
             )
     if not only_avg:
         console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)
-    for name, (base, trained) in change["differing_settings"].items():
-        console.print(f"[yellow]Settings differ:[/yellow] {name} is {base!r} for base, {trained!r} for trained.")
+    differing = change["differing_settings"]
+    for name, (base, trained) in differing.items():
+        if name == "problems":  # a hash of what is asked, whose ids are equal
+            if "prompt_style" in differing:
+                continue  # this is why the prompts differ
+            what = "problems with the same id have another prompt, order or number of rows."
+        else:
+            what = f"{name} is {base!r} for base, {trained!r} for trained."
+        console.print(f"[yellow]Settings differ:[/yellow] {what}")
     title = f"{change['num_problems']} problems, {k} completions per problem: difference with 95% interval"
     console.print(title, highlight=False)
     console.print(table)

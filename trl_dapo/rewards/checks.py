@@ -88,8 +88,9 @@ def check_reward_columns(
                 # The example renames a column that the function does not read yet, if there is one.
                 free = next((c for c in passed_on if c not in {p.name for p in parameters}), None)
                 example = f'`dataset.rename_column("{free}", "{missing[0]}")`'
-                rename = f"Rename a column, in the file or with {example}, or give" if free else "Give"
-                hint = f"{rename} the parameter a default."
+                hint = "Give the parameter the name of the column that it should read, or a default."
+                if free:
+                    hint += f" Or rename a column, in the file or with {example}."
             raise ValueError(
                 f"The reward function {name!r} requires {_quoted(missing)}, which `{dataset}` does not have. Its "
                 f"columns are {_quoted(columns)}. {hint}"
