@@ -633,24 +633,67 @@ class SaveBeforeStep(TrainerCallback):
             raise KeyboardInterrupt
 
 
+CUTS = {
+    "a rollout per step": {},
+    "two steps per rollout": {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    "two rollouts per step": {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+    "two passes": {"num_iterations": 2},
+    "a step that begins within a rollout and ends within the next": {"steps_per_generation": 6},
+}
+
+
 @pytest.mark.parametrize("in_the_same_process", [True, False])
+@pytest.mark.parametrize("cut", CUTS)
 def test_a_step_whose_weights_did_not_change_yet_starts_over_with_the_same_rows(
-    tiny_model, tmp_path, in_the_same_process
+    tiny_model, tmp_path, cut, in_the_same_process
 ):
-    # Two optimizer steps of two micro-steps with four rows each train on a rollout. The second is interrupted after
-    # its last micro-step.
-    settings = {"max_steps": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    settings = {"max_steps": 3, **CUTS[cut]}
     trainer = make_trainer(tiny_model, tmp_path, **settings)
     trainer.add_callback(SaveBeforeStep(trainer, 1))
     seen = spy_on_training(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    interrupted = sorted(seen[8:16])
+    interrupted = seen[len(seen) // 2 :]  # the rows of the second step
+    num_sampled, num_rollouts = len(trainer.sampled), trainer._sampler.num_rollouts
     trainer.remove_callback(SaveBeforeStep)
     resumed = trainer if in_the_same_process else make_trainer(tiny_model, tmp_path, **settings)
-    seen = spy_on_training(resumed)
-    resumed.train(resume_from_checkpoint=None if in_the_same_process else str(tmp_path / "checkpoint-1"))
-    assert sorted(seen[:8]) == interrupted
+    seen_again = spy_on_training(resumed)
+    if in_the_same_process:
+        resumed.args.max_steps = 1
+        resumed.train()
+        assert len(resumed.sampled) == num_sampled
+        assert resumed._sampler.num_rollouts == num_rollouts
+    else:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert seen_again[: len(interrupted)] == interrupted
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_run_that_is_resumed_within_a_step_equals_one_that_was_not_interrupted(tiny_model, tmp_path, cut):
+    settings = {"max_steps": 3, **CUTS[cut]}
+    whole = make_trainer(tiny_model, tmp_path / "whole", **settings)
+    whole.train()
+    trainer = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    trainer.add_callback(SaveBeforeStep(trainer, 1))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    resumed = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / "checkpoint-1"))
+    assert torch.equal(weights(resumed), weights(whole))
+    assert untimed(resumed.state.log_history) == untimed(whole.state.log_history)
+    assert resumed._sampler.totals == whole._sampler.totals
+
+
+def test_a_rollout_that_a_step_began_on_is_not_used_with_another_gradient_accumulation(tiny_model, tmp_path):
+    # A rollout that is trained on in one step has no old log-probabilities. Two steps would need them.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
+    interrupt_at(trainer, 2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.args.gradient_accumulation_steps = 2
+    trainer.train()
+    assert trainer._sampler.num_rollouts == 2
+    assert trainer._step == 2
 
 
 def test_a_rollout_ends_early_if_another_gradient_accumulation_would_not_end_with_it(tiny_model, tmp_path):

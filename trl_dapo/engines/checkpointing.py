@@ -27,6 +27,7 @@ from ..run.stopwatch import Stopwatch
 from ..run.terminal import wrapped_for
 from ..sampling.sampler import Sampler
 from ..update.patching import patched
+from ..update.phase import Window
 from ..update.typed_trainer import TypedGRPOTrainer
 from .ahead import GroupsAhead
 
@@ -38,8 +39,9 @@ class CheckpointMixin(TypedGRPOTrainer):
     _ahead: GroupsAhead
     _generate_every: int
     _group_filter: Any
-    _next_step_and_rollout: tuple[int, Any]
+    _sampled_before: dict[int, list[dict]]
     _task: TaskReward
+    _unfinished_window: Window | None
     stop: StopCallback
     stopwatch: Stopwatch
 
@@ -74,19 +76,24 @@ class CheckpointMixin(TypedGRPOTrainer):
         """
         Return what the update phase of this process needs to continue. It can be loaded with `weights_only=True`.
         """
-        step, rollout = self._next_step_and_rollout
+        step, rollout = self._step, self._buffered_inputs
+        sampled: dict[int, list[dict]] = {}
+        if (window := self._unfinished_window) is not None:
+            step, rollout, sampled = window.start, window.rollout, window.sampled
         phase = step % self._generate_every
         return {
             "step": step if phase else 0,
             "generate_every": self._generate_every,
             "accumulation": int(self.args.gradient_accumulation_steps),  # may be of a subclass that marks a default
             "rollout": rollout if phase else None,
+            "sampled": sampled,
         }
 
     def load_update_state_dict(self, state: dict) -> None:
         """Continue from a state of [`CheckpointMixin.update_state_dict`], whose rows must fit the run."""
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
+        self._sampled_before = send_to_device(state["sampled"], self.accelerator.device)
 
     def _local_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this process."""
@@ -108,7 +115,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         checkpoint and that of the run.
         """
         theirs, own = dict(local["fingerprint"]), self._current_fingerprint()
-        if local["update"]["rollout"] is not None:
+        if local["update"]["rollout"] is not None or local["update"]["sampled"]:
             sizes = self._sizes_of_rollout(local["update"])
             theirs |= sizes
             own |= {name: getattr(self.args, name) for name in sizes}
@@ -116,7 +123,8 @@ class CheckpointMixin(TypedGRPOTrainer):
 
     def _sizes_of_rollout(self, update: dict[str, Any]) -> dict[str, Any]:
         """Return settings that determined the sizes of a checkpoint's rollout, and that must be equal to use it."""
-        rollout, generate_every = update["rollout"], update["generate_every"]
+        generate_every = update["generate_every"]
+        rollout = update["rollout"] or next(iter(update["sampled"].values()))
         sizes: dict[str, Any] = {
             "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
             "num_iterations": generate_every // len(rollout),
@@ -125,9 +133,10 @@ class CheckpointMixin(TypedGRPOTrainer):
         if "ref_per_token_logps" not in rollout[0]:
             sizes["beta"] = 0.0
         step_in_rollout = update["step"] % generate_every
-        if step_in_rollout % self.args.gradient_accumulation_steps:
+        if step_in_rollout % self.args.gradient_accumulation_steps or update["sampled"]:
             # With another value, no optimizer step would end together with the rollout, which is when the limits of
-            # the run are checked.
+            # the run are checked. It also decides whether a rollout that no step has trained on yet needs old
+            # log-probabilities.
             sizes["gradient_accumulation_steps"] = update["accumulation"]
         return sizes
 
@@ -182,7 +191,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             # What an earlier run of this process sampled and logged is not part of the run that is resumed.
-            self._step, self._buffered_inputs = 0, None
+            self._step, self._buffered_inputs, self._sampled_before = 0, None, {}
             self._metrics["train"].clear()
             if self._sampler is not None:
                 self._sampler.start_over()

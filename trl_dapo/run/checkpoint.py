@@ -145,7 +145,9 @@ def load_state(
     shared, problem = _read_shared(folder, sampler)
     local, lost = _read_local(folder / RANK_NAME.format(rank))
     has_rows = local is not None and (
-        local["update"]["rollout"] is not None or bool(local["queue"] and local["queue"]["groups"])
+        local["update"]["rollout"] is not None
+        or bool(local["update"]["sampled"])
+        or bool(local["queue"] and local["queue"]["groups"])
     )
     lacking = missing_optimizer_files(folder)
     resumed = "weights are resumed" if lacking else "weights and the optimizer are resumed"

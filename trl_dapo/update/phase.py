@@ -6,6 +6,7 @@ import inspect
 import math
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -42,6 +43,17 @@ from .window import MicrobatchPacker, weight_without_filler
 logger = logging.get_logger(__name__)
 
 
+@dataclass
+class Window:
+    """What one optimizer step trains on, so that the step can start over if it is interrupted."""
+
+    start: int  # its first micro-step, counted over the run
+    num_micro_steps: int
+    global_step: int  # optimizer steps that were complete before
+    rollout: list[dict] | None = field(repr=False)  # that it began with, unless it began with a new one
+    sampled: dict[int, list[dict]] = field(repr=False)  # rollouts sampled for it, by the micro-step within the window
+
+
 class UpdatePhaseMixin(TypedGRPOTrainer):
     """
     TRL's trainer with DAPO's update phase: an exact mean over the tokens of an optimizer step, the dual clip, and
@@ -59,9 +71,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_batches: list = []  # batches from the dataloader for the next optimizer step
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
-        self._window_start: int | None = None  # micro-step with which the present optimizer step began
-        self._window_global_step = 0  # optimizer steps that were complete at that time
-        self._window_rollout: Any = None  # the rollout that it began with, unless it began with a new one
+        self._window: Window | None = None  # of the present or the last optimizer step
+        self._sampled_before: dict[int, list[dict]] = {}  # `Window.sampled` of an optimizer step that starts over
         self._num_rollouts_left = 0  # after the present one
         self._step_metrics = StepMetrics()  # of the present optimizer step
         self._budget = self.args.max_tokens_per_microbatch
@@ -107,19 +118,26 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             return super()._prepare_inputs(generation_batch)
         return self._window_microbatches.popleft()
 
-    def _sample_and_pack(self, batches: list) -> None:
-        """Sample the rollouts that the optimizer step needs, and divide its rows into micro-batches."""
+    def _sample_and_pack(self, batches: list, sampled: dict[int, list[dict]]) -> None:
+        """
+        Sample the rollouts that the optimizer step needs, apart from those that it has sampled before, and divide its
+        rows into micro-batches.
+        """
         self._step_metrics = StepMetrics()
         parts = []  # the micro-batches that TRL would train on
-        for micro_step, batch in enumerate(batches, start=self._step):
+        for i, batch in enumerate(batches):
+            micro_step = self._step + i
             # The policy does not change within an optimizer step. So a rollout that starts at one of its later
             # micro-steps can be sampled now as well.
             if micro_step % self._generate_every == 0 or self._buffered_inputs is None:
-                # Micro-steps to the end of training. This is a little too high if epochs end with a shorter window.
-                num_steps_left = self.state.max_steps - self.state.global_step
-                micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - (micro_step - self._step)
-                self._num_rollouts_left = math.ceil(micro_steps_left / self._generate_every) - 1  # not this one
-                self._buffered_inputs = self._roll_out(batch)
+                if i not in sampled:
+                    # Micro-steps to the end of training. This is a little too high if epochs end with a shorter
+                    # window.
+                    num_steps_left = self.state.max_steps - self.state.global_step
+                    micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - i
+                    self._num_rollouts_left = math.ceil(micro_steps_left / self._generate_every) - 1  # not this one
+                    sampled[i] = self._roll_out(batch)
+                self._buffered_inputs = sampled[i]
             parts.append(self._buffered_inputs[micro_step % self._steps_per_generation])
         if self.loss_type == "dapo":
             microbatches, self._window_num_tokens = self._packer.pack(parts, self._step_metrics)
@@ -309,30 +327,30 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if callable(train):
             train()
         batches = self._window_batches or [inputs]
-        self._window_start, self._window_global_step = self._step, self.state.global_step
-        self._window_rollout = self._buffered_inputs if self._step % self._generate_every else None
-        self._sample_and_pack(batches)
+        rollout = self._buffered_inputs if self._step % self._generate_every else None
+        window = Window(self._step, len(batches), self.state.global_step, rollout, self._sampled_before)
+        self._window, self._sampled_before = window, {}
+        self._sample_and_pack(batches, window.sampled)
         self._window_batches = []
 
     @property
-    def _next_step_and_rollout(self) -> tuple[int, Any]:
+    def _unfinished_window(self) -> Window | None:
         """
-        The micro-step from which the run continues, and the rollout that it then trains on.
-
-        An optimizer step that has not changed the weights yet starts over: it was interrupted, or a checkpoint is
-        saved in the middle of it. Otherwise its rows would be lost, and later steps could begin in the middle of a
-        rollout.
+        The window of an optimizer step that has not changed the weights yet, because it was interrupted, or because a
+        checkpoint is saved in the middle of it. When the run continues, this step starts over with the same rows.
         """
-        if self._window_start is not None and self.state.global_step == self._window_global_step:
-            return self._window_start, self._window_rollout
-        return self._step, self._buffered_inputs
+        is_unfinished = self._window is not None and self.state.global_step == self._window.global_step
+        return self._window if is_unfinished else None
 
     def _restart_interrupted_step(self) -> None:
         """If the last optimizer step was interrupted, go back to its first micro-step."""
-        self._step, self._buffered_inputs = self._next_step_and_rollout
-        self._window_start = self._window_rollout = None
-        steps_done = self._step % self._generate_every  # of the rollout
+        window, self._window = self._unfinished_window, None
         accumulation = self.args.gradient_accumulation_steps
+        if window is not None:
+            self._step, self._buffered_inputs = window.start, window.rollout
+            # Whether a rollout has old log-probabilities depends on this setting, which may have been changed.
+            self._sampled_before = window.sampled if window.num_micro_steps == accumulation else {}
+        steps_done = self._step % self._generate_every  # of the rollout
         if self._generate_every % accumulation == 0 and steps_done % accumulation:
             # The setting was changed in the middle of a rollout, with whose rows no step would end any more.
             self._step, self._buffered_inputs = 0, None
