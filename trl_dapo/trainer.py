@@ -635,8 +635,10 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         elif not (resume_from_checkpoint or self.state.global_step):
             warn_of_earlier_run(self.args)
         self._restart_interrupted_step()
-        if self._sampler is not None and not resume_from_checkpoint:
-            self._sampler.reset_totals()
+        if not resume_from_checkpoint:
+            self._metrics["train"].clear()  # values that an interrupted run has not logged
+            if self._sampler is not None:
+                self._sampler.reset_totals()
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(wrapped_for(sys.stdout, self._task.describe(self._group_filter is not None)))

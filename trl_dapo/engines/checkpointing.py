@@ -6,7 +6,7 @@
 """
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..run.stopwatch import Stopwatch
 from ..run.terminal import wrapped_for
 from ..sampling.sampler import Sampler
 from ..update.patching import patched
-from ..update.phase import Window
+from ..update.phase import SampledRollout, Window
 from ..update.typed_trainer import TypedGRPOTrainer
 from .ahead import GroupsAhead
 
@@ -37,11 +37,14 @@ class CheckpointMixin(TypedGRPOTrainer):
 
     # Defined by other parts of the trainer.
     _ahead: GroupsAhead
+    _choose_task: Callable[[], None]
+    _entropy_state: tuple[float, float] | None
     _generate_every: int
     _group_filter: Any
-    _sampled_before: dict[int, list[dict]]
+    _sampled_before: dict[int, SampledRollout]
     _task: TaskReward
     _unfinished_window: Window | None
+    _weights_of_task: list[float] | None
     stop: StopCallback
     stopwatch: Stopwatch
 
@@ -77,7 +80,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         Return what the update phase of this process needs to continue. It can be loaded with `weights_only=True`.
         """
         step, rollout = self._step, self._buffered_inputs
-        sampled: dict[int, list[dict]] = {}
+        sampled: dict[int, SampledRollout] = {}
         if (window := self._unfinished_window) is not None:
             step, rollout, sampled = window.start, window.rollout, window.sampled
         phase = step % self._generate_every
@@ -86,24 +89,28 @@ class CheckpointMixin(TypedGRPOTrainer):
             "generate_every": self._generate_every,
             "accumulation": int(self.args.gradient_accumulation_steps),  # may be of a subclass that marks a default
             "rollout": rollout if phase else None,
-            "sampled": sampled,
+            "sampled": {i: tuple(rollout) for i, rollout in sampled.items()},  # the names need `weights_only=False`
         }
 
     def load_update_state_dict(self, state: dict) -> None:
         """Continue from a state of [`CheckpointMixin.update_state_dict`], whose rows must fit the run."""
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
-        self._sampled_before = send_to_device(state["sampled"], self.accelerator.device)
+        sampled = send_to_device(state["sampled"], self.accelerator.device)
+        self._sampled_before = {i: SampledRollout(*rollout) for i, rollout in sampled.items()}
 
     def _local_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this process."""
+        metrics, entropy = dict(self._metrics["train"]), self._entropy_state
+        if (window := self._unfinished_window) is not None:
+            metrics, entropy = window.metrics, window.entropy
         return {
             "settings": settings_to_compare(self.args),
             "fingerprint": self._fingerprint or self._current_fingerprint(),
             "update": self.update_state_dict(),
-            "metrics": dict(self._metrics["train"]),
+            "metrics": metrics,
             # TRL saves these in a file of its own, but only after the file that marks a checkpoint as complete.
-            "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
+            "entropy": entropy,
             "queue": None if self._sampler is None else self._sampler.queue.state_dict(),
             "ahead": self._ahead.state_dict(),
             "reward_values": sorted(self._task.values),
@@ -124,7 +131,7 @@ class CheckpointMixin(TypedGRPOTrainer):
     def _sizes_of_rollout(self, update: dict[str, Any]) -> dict[str, Any]:
         """Return settings that determined the sizes of a checkpoint's rollout, and that must be equal to use it."""
         generate_every = update["generate_every"]
-        rollout = update["rollout"] or next(iter(update["sampled"].values()))
+        rollout = update["rollout"] or next(iter(update["sampled"].values()))[0]
         sizes: dict[str, Any] = {
             "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
             "num_iterations": generate_every // len(rollout),
@@ -190,14 +197,24 @@ class CheckpointMixin(TypedGRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            # What an earlier run of this process sampled and logged is not part of the run that is resumed.
-            self._step, self._buffered_inputs, self._sampled_before = 0, None, {}
-            self._metrics["train"].clear()
-            if self._sampler is not None:
-                self._sampler.start_over()
+            self._forget_earlier_run(Path(checkpoint))
             restore = partial(self._load_local, checkpoint)
             self._fingerprint = self._current_fingerprint()
             load_state(Path(checkpoint), self._sampler, self._mismatches, restore, self.args.ignore_data_skip)
+
+    def _forget_earlier_run(self, checkpoint: Path) -> None:
+        """Forget what an earlier run in this process left behind, as it is not part of the run that is resumed."""
+        self._step, self._buffered_inputs, self._sampled_before = 0, None, {}
+        self._metrics["train"].clear()
+        for values in self._logs.values():
+            values.clear()
+        self._weights_of_task = None  # the rewards that decide are chosen anew, without the values seen so far
+        self._choose_task()
+        if self._sampler is not None:
+            self._sampler.start_over()
+        if missing_optimizer_files(checkpoint) and not self.is_deepspeed_enabled:
+            optimizer: Any = self.optimizer
+            getattr(optimizer, "optimizer", optimizer).state.clear()  # accelerate wraps it
 
     def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):

@@ -116,8 +116,8 @@ class GroupQueue:
             request.group.forget_undecided()
 
     def clear(self) -> None:
-        """Remove all groups."""
-        self._groups = {}
+        """Remove all groups, and number new ones from 0."""
+        self.num_drawn, self._groups = 0, {}
 
     def reissue_requests(
         self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False

@@ -407,10 +407,12 @@ class Sampler:
         """
         self.stream.start_over()
         self.queue.clear()
+        self.rollout = Rollout(self.target)
         self.reset_totals()
         self.num_rollouts, self.sources = 0, []
         self.unanswered, self._is_open = set(), False
         self._passes_at_last_group, self._passes_without_group = self.stream.passes_taken, 0
+        self._has_warned_of_batches = False
 
     # ---- Checkpoints ----
 

@@ -6,9 +6,8 @@ import inspect
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -43,15 +42,24 @@ from .window import MicrobatchPacker, weight_without_filler
 logger = logging.get_logger(__name__)
 
 
-@dataclass
-class Window:
-    """What one optimizer step trains on, so that the step can start over if it is interrupted."""
+class SampledRollout(NamedTuple):
+    """A rollout, and what it changed in TRL's metrics: it adds values to some lists, and replaces others."""
+
+    parts: list[dict]  # by micro-step
+    added: dict[str, list[float]]
+    replaced: dict[str, list[float]]
+
+
+class Window(NamedTuple):
+    """What was there when an optimizer step began, and what was sampled for it, so that the step can start over."""
 
     start: int  # its first micro-step, counted over the run
-    num_micro_steps: int
-    global_step: int  # optimizer steps that were complete before
-    rollout: list[dict] | None = field(repr=False)  # that it began with, unless it began with a new one
-    sampled: dict[int, list[dict]] = field(repr=False)  # rollouts sampled for it, by the micro-step within the window
+    global_step: int  # optimizer steps that were complete
+    accumulation: int  # `gradient_accumulation_steps`
+    metrics: dict[str, list[float]]  # that were not logged yet
+    entropy: tuple[float, float] | None  # see `_entropy_state`
+    rollout: list[dict] | None  # that it began with, unless it began with a new one
+    sampled: dict[int, SampledRollout]  # by the micro-step of the window at which they begin
 
 
 class UpdatePhaseMixin(TypedGRPOTrainer):
@@ -72,7 +80,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
         self._window: Window | None = None  # of the present or the last optimizer step
-        self._sampled_before: dict[int, list[dict]] = {}  # `Window.sampled` of an optimizer step that starts over
+        self._sampled_before: dict[int, SampledRollout] = {}  # `Window.sampled` of a checkpoint within a step
         self._num_rollouts_left = 0  # after the present one
         self._step_metrics = StepMetrics()  # of the present optimizer step
         self._budget = self.args.max_tokens_per_microbatch
@@ -118,10 +126,11 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             return super()._prepare_inputs(generation_batch)
         return self._window_microbatches.popleft()
 
-    def _sample_and_pack(self, batches: list, sampled: dict[int, list[dict]]) -> None:
+    def _sample_and_pack(self, batches: list, sampled: dict[int, SampledRollout]) -> None:
         """
-        Sample the rollouts that the optimizer step needs, apart from those that it has sampled before, and divide its
-        rows into micro-batches.
+        Sample the rollouts that the optimizer step needs, and divide its rows into micro-batches.
+
+        `sampled` holds the rollouts that were sampled before a checkpoint within the step. New ones are added to it.
         """
         self._step_metrics = StepMetrics()
         parts = []  # the micro-batches that TRL would train on
@@ -130,14 +139,17 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             # The policy does not change within an optimizer step. So a rollout that starts at one of its later
             # micro-steps can be sampled now as well.
             if micro_step % self._generate_every == 0 or self._buffered_inputs is None:
-                if i not in sampled:
-                    # Micro-steps to the end of training. This is a little too high if epochs end with a shorter
-                    # window.
-                    num_steps_left = self.state.max_steps - self.state.global_step
-                    micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - i
-                    self._num_rollouts_left = math.ceil(micro_steps_left / self._generate_every) - 1  # not this one
-                    sampled[i] = self._roll_out(batch)
-                self._buffered_inputs = sampled[i]
+                # Micro-steps to the end of training. This is a little too high if epochs end with a shorter window.
+                num_steps_left = self.state.max_steps - self.state.global_step
+                micro_steps_left = self.args.gradient_accumulation_steps * num_steps_left - i
+                self._num_rollouts_left = math.ceil(micro_steps_left / self._generate_every) - 1  # not this one
+                if i in sampled:
+                    for name, values in sampled[i].added.items():
+                        self._metrics["train"][name].extend(values)
+                    self._metrics["train"].update({name: [*values] for name, values in sampled[i].replaced.items()})
+                else:
+                    sampled[i] = self._sample(batch)
+                self._buffered_inputs = sampled[i].parts
             parts.append(self._buffered_inputs[micro_step % self._steps_per_generation])
         if self.loss_type == "dapo":
             microbatches, self._window_num_tokens = self._packer.pack(parts, self._step_metrics)
@@ -167,6 +179,24 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             all_done |= done_on_rank
             all_left |= left_on_rank
         return len(all_left - all_done)
+
+    @property
+    def _entropy_state(self) -> tuple[float, float] | None:
+        """State of the adaptive entropy coefficient, which an optimizer step changes."""
+        return (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None
+
+    def _sample(self, batch: list[dict[str, Any]]) -> SampledRollout:
+        """Sample a rollout."""
+        metrics = self._metrics["train"]
+        before = {name: (values, len(values)) for name, values in metrics.items()}
+        rollout = SampledRollout(self._roll_out(batch), {}, {})
+        for name, values in metrics.items():
+            values_before, num_before = before.get(name, (values, 0))
+            if values is values_before:
+                rollout.added[name] = values[num_before:]
+            else:
+                rollout.replaced[name] = [*values]
+        return rollout
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         """Sample a rollout, and assign its rows to micro-steps at random, exactly as TRL would."""
@@ -327,32 +357,39 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if callable(train):
             train()
         batches = self._window_batches or [inputs]
-        rollout = self._buffered_inputs if self._step % self._generate_every else None
-        window = Window(self._step, len(batches), self.state.global_step, rollout, self._sampled_before)
-        self._window, self._sampled_before = window, {}
-        self._sample_and_pack(batches, window.sampled)
+        self._window = Window(
+            start=self._step,
+            global_step=self.state.global_step,
+            accumulation=int(self.args.gradient_accumulation_steps),
+            metrics={name: [*values] for name, values in self._metrics["train"].items()},
+            entropy=self._entropy_state,
+            rollout=self._buffered_inputs if self._step % self._generate_every else None,
+            sampled=self._sampled_before,
+        )
+        self._sampled_before = {}
+        self._sample_and_pack(batches, self._window.sampled)
         self._window_batches = []
 
     @property
     def _unfinished_window(self) -> Window | None:
         """
         The window of an optimizer step that has not changed the weights yet, because it was interrupted, or because a
-        checkpoint is saved in the middle of it. When the run continues, this step starts over with the same rows.
+        checkpoint is saved in the middle of it. When the run continues, this step starts over.
         """
         is_unfinished = self._window is not None and self.state.global_step == self._window.global_step
         return self._window if is_unfinished else None
 
     def _restart_interrupted_step(self) -> None:
         """If the last optimizer step was interrupted, go back to its first micro-step."""
-        window, self._window = self._unfinished_window, None
+        last, unfinished, self._window = self._window, self._unfinished_window, None
+        if unfinished is not None:
+            self._step, self._buffered_inputs = unfinished.start, unfinished.rollout
+            if unfinished.entropy is not None:
+                self.entropy_coef, self._last_world_entropy = unfinished.entropy
         accumulation = self.args.gradient_accumulation_steps
-        if window is not None:
-            self._step, self._buffered_inputs = window.start, window.rollout
-            # Whether a rollout has old log-probabilities depends on this setting, which may have been changed.
-            self._sampled_before = window.sampled if window.num_micro_steps == accumulation else {}
-        steps_done = self._step % self._generate_every  # of the rollout
-        if self._generate_every % accumulation == 0 and steps_done % accumulation:
-            # The setting was changed in the middle of a rollout, with whose rows no step would end any more.
+        is_changed = last is not None and last.accumulation != accumulation
+        if is_changed and self._step % self._generate_every % accumulation:
+            # No step would end together with the rollout that is under way.
             self._step, self._buffered_inputs = 0, None
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:

@@ -1,0 +1,275 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The life of one trainer: steps that are interrupted, checkpoints within a step, and several runs in one process."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import is_dummy, make_trainer, number, right, spy_on_training, untimed, weights
+from transformers import TrainerCallback
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1}
+
+
+# ---- Interrupted steps ----
+
+
+def interrupt_at(trainer, num, error):
+    """Let the loss of this micro-batch, counted from 1, fail once."""
+    compute_loss, counted = trainer._compute_loss, itertools.count(1)
+
+    def failing_once(*args):
+        if next(counted) == num:
+            raise error
+        return compute_loss(*args)
+
+    trainer._compute_loss = failing_once
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_after_an_interrupted_update_each_step_has_a_rollout_of_its_own_and_limits_are_kept(
+    tiny_model, tmp_path, error
+):
+    # A rollout is four micro-steps, which are one optimizer step. The second of the second step fails.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=9, max_tokens_generated=900)
+    assert trainer._generate_every == trainer.args.gradient_accumulation_steps == 4
+    interrupt_at(trainer, 6, error)
+    with pytest.raises(type(error)):
+        trainer.train()
+    assert trainer._step == 5
+    trainer.train()
+    assert trainer._step % 4 == 0
+    # The run ends with the first rollout that reaches the limit.
+    last = trainer.state.log_history[-2]["dynamic_sampling/tokens_generated"]
+    assert trainer._sampler.totals.tokens_generated - last < 900 <= trainer._sampler.totals.tokens_generated
+    assert trainer.state.global_step < 9
+
+
+def test_an_update_that_was_interrupted_within_a_rollout_starts_over_with_the_same_rows(tiny_model, tmp_path):
+    # Two optimizer steps of two micro-steps with four rows each train on a rollout. The last micro-step fails.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, gradient_accumulation_steps=2, steps_per_generation=4)
+    interrupt_at(trainer, 4, KeyboardInterrupt())
+    seen = spy_on_training(trainer)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert sorted(seen[16:24]) == sorted(seen[8:16])
+    # One step on the rest of the first rollout, then two steps on the second.
+    assert trainer._sampler.num_rollouts == 2
+
+
+def test_a_checkpoint_that_is_saved_within_an_optimizer_step_starts_this_step_over(tiny_model, tmp_path):
+    # A rollout is four micro-steps, which are one optimizer step. The second of the second step fails.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3)
+    interrupt_at(trainer, 6, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer._save_checkpoint(trainer.model, None)
+    resumed = make_trainer(tiny_model, tmp_path, max_steps=3)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed._step % 4 == 0
+    assert resumed.state.global_step == 3
+
+
+class SaveBeforeStep(TrainerCallback):
+    """Save a checkpoint before the weights change, as transformers' `enable_jit_checkpoint` does, and stop."""
+
+    def __init__(self, trainer, global_step):
+        self.trainer, self.global_step = trainer, global_step
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == self.global_step:
+            self.trainer._save_checkpoint(self.trainer.model, None)
+            raise KeyboardInterrupt
+
+
+# The coefficient changes in every step.
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 10.0}
+CUTS = {
+    "a rollout per step": {},
+    "two steps per rollout": {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    "two rollouts per step": {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+    "two passes": {"num_iterations": 2},
+    "a step that begins within a rollout and ends within the next": {"steps_per_generation": 6},
+}
+
+
+def test_a_step_that_is_interrupted_after_its_last_micro_step_starts_over_with_the_same_rows(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **CUTS["two steps per rollout"])
+    trainer.add_callback(SaveBeforeStep(trainer, 1))
+    seen = spy_on_training(trainer)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(seen) == 2 * 8
+    trainer.remove_callback(SaveBeforeStep)
+    trainer.train()
+    assert seen[16:24] == seen[8:16]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("logging_steps", [1, 3])
+def test_a_run_that_is_resumed_within_a_step_equals_one_that_was_not_interrupted(
+    tiny_model, tmp_path, cut, logging_steps
+):
+    settings = {"max_steps": 3, "logging_steps": logging_steps, **ADAPTIVE, **CUTS[cut]}
+    whole = make_trainer(tiny_model, tmp_path / "whole", **settings)
+    whole.train()
+    trainer = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    trainer.add_callback(SaveBeforeStep(trainer, 1))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    resumed = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / "checkpoint-1"))
+    assert torch.equal(weights(resumed), weights(whole))
+    logs, expected = untimed(resumed.state.log_history), untimed(whole.state.log_history)
+    if logging_steps > 1:  # a resumed run of transformers forgets the losses that were not logged yet
+        assert logs[0].pop("loss") != expected[0].pop("loss")
+    assert logs == expected
+    assert resumed._sampler.totals == whole._sampler.totals
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "parts", "loss_type"),
+    [(2, 4, 4, "dapo"), (1, 4, 2, "dapo"), (3, 8, 4, "dapo"), (1, 4, 2, "grpo")],
+)
+def test_a_rollout_ends_early_if_another_gradient_accumulation_would_not_end_with_it(
+    tiny_model, tmp_path, before, after, parts, loss_type
+):
+    settings = {"gradient_accumulation_steps": before, "steps_per_generation": parts, "loss_type": loss_type}
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, **settings)
+    trainer.train()
+    assert trainer._step == before
+    trainer.args.gradient_accumulation_steps = after
+    trainer.train()
+    assert trainer._step == after
+    assert trainer._step % trainer._generate_every == 0
+
+
+# ---- Several runs in one process ----
+
+
+def test_a_checkpoint_without_a_state_of_dapo_starts_from_the_first_prompt_in_the_same_process_too(
+    tiny_model, tmp_path
+):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, save_strategy="steps", save_steps=1)
+    trainer.train()
+    (tmp_path / "checkpoint-1" / "dapo_state.json").unlink()
+    num_sampled = len(trainer.sampled)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert number(trainer.sampled[num_sampled]) == 0
+    assert trainer._sampler.totals.first_step == 1
+    assert trainer._sampler.num_rollouts == 2  # of steps 2 and 3
+
+
+def test_a_run_that_is_resumed_in_the_same_process_logs_what_it_would_in_a_new_one(tiny_model, tmp_path):
+    # The metrics of steps 3 and 4 are logged together. The run is interrupted in step 3, after its rollout.
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 2}
+    trainer = make_trainer(tiny_model, tmp_path, **settings)
+    interrupt_at(trainer, 10, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    logs = []
+    for resumed in (trainer, make_trainer(tiny_model, tmp_path, **settings)):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        logs.append(untimed(resumed.state.log_history))
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_second_run_of_a_trainer_counts_from_zero(tiny_model, tmp_path, is_interrupted):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
+    if is_interrupted:
+        interrupt_at(trainer, 6, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    else:
+        trainer.train()
+    trainer.train()
+    sampled = [entry["dynamic_sampling/groups_generated"] for entry in trainer.state.log_history[:-1]]
+    assert len(sampled) == 2
+    assert trainer._sampler.totals.groups_sampled == sum(sampled)
+
+
+def test_a_checkpoint_is_not_continued_with_a_rollout_that_the_same_process_sampled_later(tiny_model, tmp_path):
+    # Two optimizer steps train on each rollout. The run ends after the first step on its second rollout.
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, **settings)
+    trainer.train()
+    (tmp_path / "checkpoint-2" / "dapo_state.json").unlink()
+    assert trainer._sampler.num_rollouts == 2
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer._sampler.num_rollouts == 1
+    assert trainer._step % 4 == 2
+
+
+def test_values_logged_by_a_reward_function_before_another_one_failed_are_not_logged_later(tiny_model, tmp_path):
+    calls = itertools.count(1)
+
+    def logging_reward(completions, log_extra, log_metric, **kwargs):
+        log_extra("said", list(completions))
+        log_metric("mine", float(next(calls)))
+        return right(completions)
+
+    def failing_once(completions, **kwargs):
+        if not any(map(is_dummy, completions)) and next(failures) == 1:
+            raise ConnectionError("the judge does not answer")
+        return [0.0] * len(completions)
+
+    failures = itertools.count(1)
+    trainer = make_trainer(
+        tiny_model, tmp_path, reward_funcs=[logging_reward, failing_once], max_steps=1, log_completions=True
+    )
+    with pytest.raises(ConnectionError):
+        trainer.train()
+    last = next(calls)
+    trainer.train()
+    assert None not in trainer._logs["extra"]["said"]
+    (logged,) = (entry["mine"] for entry in trainer.state.log_history if "mine" in entry)
+    assert logged > last
+
+
+def test_a_reward_that_took_three_values_later_in_the_process_takes_two_again_after_a_resume(tiny_model, tmp_path):
+    # From prompt 4 on some completions have half the reward. The first batch ends with prompt 5.
+    def partly(prompts, completions, **kwargs):
+        halves = [number(prompt) > 7 for prompt in prompts]
+        return [0.5 * value if half else value for half, value in zip(halves, right(completions), strict=True)]
+
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=partly, max_steps=3, **SAVED)
+    trainer.train()
+    assert trainer._task.is_graded
+    trainer.args.max_steps = 1
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert not trainer._task.is_graded
+
+
+def test_a_run_that_found_nothing_continues_in_the_same_process_after_its_reward_is_mended(tiny_model, tmp_path):
+    # From the third rollout on, no group is accepted. Without a limit, the run stops after one batch without a group.
+    settings = {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 1, **SAVED}
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=6, **CUTS["two steps per rollout"], **settings)
+    script, is_broken = trainer.script, True
+    trainer.script = lambda text, i: "wrong" if is_broken and trainer.state.global_step >= 4 else script(text, i)
+    trainer.train()
+    assert trainer.state.global_step < 6
+    is_broken = False
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert trainer.state.global_step == 6
+
+
+def test_the_optimizer_starts_over_in_the_same_process_if_a_checkpoint_has_none(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=4, save_only_model=True, **SAVED)
+    trainer.train()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    steps = {state["step"].item() for state in trainer.optimizer.state.values()}
+    assert steps == {2}  # steps 3 and 4
+
+
+def test_completions_of_an_abandoned_run_are_not_in_the_table_of_a_resumed_one(tiny_model, tmp_path):
+    settings = {"max_steps": 3, "log_completions": True, **CUTS["two steps per rollout"], **SAVED}
+    trainer = make_trainer(tiny_model, tmp_path, **settings)
+    trainer.train()
+    assert len(trainer._logs["completion"]) > 0
+    trainer.args.max_steps = 2
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert len(trainer._logs["completion"]) == 0  # step 2 trains on the rest of a rollout
