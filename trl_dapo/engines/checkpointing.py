@@ -203,7 +203,7 @@ class CheckpointMixin(TypedGRPOTrainer):
             load_state(Path(checkpoint), self._sampler, self._mismatches, restore, self.args.ignore_data_skip)
 
     def _forget_earlier_run(self, checkpoint: Path) -> None:
-        """Forget what an earlier run in this process left behind, as it is not part of the run that is resumed."""
+        """Forget what an earlier run in this process left behind. It is not part of the run that is resumed."""
         self._step, self._buffered_inputs, self._sampled_before = 0, None, {}
         self._metrics["train"].clear()
         for values in self._logs.values():

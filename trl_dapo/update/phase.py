@@ -51,7 +51,7 @@ class SampledRollout(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What was there when an optimizer step began, and what was sampled for it, so that the step can start over."""
+    """The state in which an optimizer step began, and what was sampled for it, so that the step can start over."""
 
     start: int  # its first micro-step, counted over the run
     global_step: int  # optimizer steps that were complete
