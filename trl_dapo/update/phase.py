@@ -364,7 +364,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             metrics={name: [*values] for name, values in self._metrics["train"].items()},
             entropy=self._entropy_state,
             rollout=self._buffered_inputs if self._step % self._generate_every else None,
-            sampled=self._sampled_before,
+            sampled={**self._sampled_before},
         )
         self._sampled_before = {}
         self._sample_and_pack(batches, self._window.sampled)
