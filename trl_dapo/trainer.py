@@ -245,7 +245,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             sampler=sampler,
         )
         self.callback_handler.callbacks.insert(0, self.preflight)  # its checks come before any tracker opens a run
-        self.stop = StopCallback(sampler, args, lambda: self._step % self._generate_every == 0)
+        self.stop = StopCallback(
+            sampler, args, lambda: self._step % self._generate_every == 0 and not self._sampled_before
+        )
         self._ledger = None
         if sampler is not None:
             self._ledger = Ledger(sampler, self.reward_func_names, args.log_groups, lambda: self._task)
@@ -616,7 +618,10 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 else:
                     extra[column] = deque(storable(values), values.maxlen)
         add_num_rollouts(metrics)
-        super().log(logs, start_time)
+        # After a resume in the middle of a rollout there are no completions to log. An empty table would replace the
+        # one that was written before.
+        with patched(self, log_completions=self.log_completions and bool(self._logs["prompt"])):
+            super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)

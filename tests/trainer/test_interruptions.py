@@ -4,10 +4,27 @@
 
 import itertools
 
+import pandas as pd
 import pytest
 import torch
-from helpers import is_dummy, make_trainer, number, right, spy_on_training, untimed, weights
-from transformers import TrainerCallback
+from helpers import (
+    ScriptedTrainer,
+    is_dummy,
+    make_trainer,
+    mixed_unless_multiple_of_3,
+    number,
+    prompts,
+    right,
+    spy_on_training,
+    tiny_config,
+    untimed,
+    weights,
+)
+from peft import LoraConfig
+from tiny_models import make_tokenizer
+from transformers import MixtralConfig, MixtralForCausalLM, TrainerCallback
+
+from trl_dapo.run.checkpoint import last_complete_checkpoint
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -76,10 +93,11 @@ def test_a_checkpoint_that_is_saved_within_an_optimizer_step_starts_this_step_ov
 class SaveBeforeStep(TrainerCallback):
     """Save a checkpoint before the weights change, as transformers' `enable_jit_checkpoint` does, and stop."""
 
-    def __init__(self, trainer, global_step):
+    def __init__(self, trainer, global_step, place="on_pre_optimizer_step"):
         self.trainer, self.global_step = trainer, global_step
+        setattr(self, place, self.save_and_stop)
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+    def save_and_stop(self, args, state, control, **kwargs):
         if state.global_step == self.global_step:
             self.trainer._save_checkpoint(self.trainer.model, None)
             raise KeyboardInterrupt
@@ -273,3 +291,111 @@ def test_completions_of_an_abandoned_run_are_not_in_the_table_of_a_resumed_one(t
     trainer.args.max_steps = 2
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert len(trainer._logs["completion"]) == 0  # step 2 trains on the rest of a rollout
+
+
+# ---- Checkpoints within a step ----
+
+
+@pytest.mark.parametrize("place", ["on_pre_optimizer_step", "on_step_begin"])
+def test_a_run_that_is_interrupted_again_before_its_resumed_step_equals_one_that_was_not(tiny_model, tmp_path, place):
+    settings = {"max_steps": 3, **ADAPTIVE}
+    whole = make_trainer(tiny_model, tmp_path / "whole", **settings)
+    whole.train()
+    for moment in ("on_pre_optimizer_step", place):
+        trainer = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+        trainer.add_callback(SaveBeforeStep(trainer, 1, moment))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(resume_from_checkpoint=last_complete_checkpoint(tmp_path / "interrupted"))
+    resumed = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / "checkpoint-1"))
+    assert torch.equal(weights(resumed), weights(whole))
+    assert untimed(resumed.state.log_history) == untimed(whole.state.log_history)
+
+
+def test_a_rollout_that_reaches_the_limit_of_tokens_trains_after_a_resume_too(tiny_model, tmp_path):
+    settings = {"max_steps": 9, "max_tokens_generated": 300}
+    whole = make_trainer(tiny_model, tmp_path / "whole", **settings)
+    whole.train()
+    last = whole.state.global_step
+    assert last < 9
+    trainer = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    trainer.add_callback(SaveBeforeStep(trainer, last - 1))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    resumed = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / f"checkpoint-{last - 1}"))
+    assert resumed.state.global_step == last
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_dropout_draws_the_same_random_numbers_after_a_resume_within_a_step(tiny_model, tmp_path, step):
+    def make(folder):
+        args = tiny_config(tmp_path / folder, max_steps=3, shuffle_dataset=False)
+        adapter = LoraConfig(r=2, lora_dropout=0.3, target_modules="all-linear")
+        torch.manual_seed(0)  # of the adapter
+        return ScriptedTrainer(
+            tiny_model, right, args, prompts(24), peft_config=adapter, script=mixed_unless_multiple_of_3
+        )
+
+    whole = make("whole")
+    whole.train()
+    trainer = make("interrupted")
+    trainer.add_callback(SaveBeforeStep(trainer, step))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    resumed = make("interrupted")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / f"checkpoint-{step}"))
+    assert torch.equal(weights(resumed), weights(whole))
+    assert untimed(resumed.state.log_history) == untimed(whole.state.log_history)
+    ledgers = [
+        pd.read_parquet(tmp_path / folder / "rollouts").drop(columns="seconds") for folder in ("whole", "interrupted")
+    ]
+    pd.testing.assert_frame_equal(*ledgers)
+
+
+def test_a_table_of_completions_is_not_replaced_by_an_empty_one(tiny_model, tmp_path):
+    settings = {"max_steps": 2, "log_completions": True, **CUTS["two steps per rollout"], **SAVED}
+    make_trainer(tiny_model, tmp_path, **settings).train()
+    table = tmp_path / "completions" / "completions_00002.parquet"
+    before = pd.read_parquet(table)
+    assert len(before) == 16
+    make_trainer(tiny_model, tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    pd.testing.assert_frame_equal(pd.read_parquet(table), before)
+
+
+# ---- Weights that transformers saves under other names ----
+
+
+def make_mixture(tokenizer):
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(
+        **sizes,
+        num_key_value_heads=1,
+        num_local_experts=2,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    return MixtralForCausalLM(config)
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_experts_are_resumed_although_transformers_saves_them_under_other_names(tmp_path, best):
+    tokenizer = make_tokenizer()
+    make_mixture(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    trainer = make_trainer(str(tmp_path / "model"), tmp_path / "run", max_steps=1, **SAVED)
+    trainer.train()
+    trained = weights(trainer)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.zero_()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    if best:
+        trainer.state.best_model_checkpoint = checkpoint
+        trainer._load_best_model()
+    else:
+        trainer._load_from_checkpoint(checkpoint)
+    assert torch.equal(weights(trainer), trained)

@@ -5,6 +5,7 @@
 `run/checkpoint.py` reads and writes the files. This file defines which parts of the trainer's state they contain.
 """
 
+import json
 import sys
 from collections.abc import Callable, Collection
 from functools import partial
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from datasets import IterableDataset
+from safetensors import safe_open
 from torch import Tensor
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..rewards.task_reward import TaskReward
 from ..run.checkpoint import TRAINER_STATE_NAME, fingerprint, load_state, missing_optimizer_files, save_state
@@ -41,6 +45,7 @@ class CheckpointMixin(TypedGRPOTrainer):
     _entropy_state: tuple[float, float] | None
     _generate_every: int
     _group_filter: Any
+    _random_state_before: list[Tensor] | None
     _sampled_before: dict[int, SampledRollout]
     _task: TaskReward
     _unfinished_window: Window | None
@@ -80,9 +85,10 @@ class CheckpointMixin(TypedGRPOTrainer):
         Return what the update phase of this process needs to continue. It can be loaded with `weights_only=True`.
         """
         step, rollout = self._step, self._buffered_inputs
-        sampled: dict[int, SampledRollout] = {}
+        sampled, random_state = self._sampled_before, self._random_state_before
         if (window := self._unfinished_window) is not None:
-            step, rollout, sampled = window.start, window.rollout, window.sampled
+            step, rollout = window.start, window.rollout
+            sampled, random_state = window.sampled, window.random_state
         phase = step % self._generate_every
         return {
             "step": step if phase else 0,
@@ -90,6 +96,7 @@ class CheckpointMixin(TypedGRPOTrainer):
             "accumulation": int(self.args.gradient_accumulation_steps),  # may be of a subclass that marks a default
             "rollout": rollout if phase else None,
             "sampled": {i: tuple(rollout) for i, rollout in sampled.items()},  # the names need `weights_only=False`
+            "random_state": random_state,
         }
 
     def load_update_state_dict(self, state: dict) -> None:
@@ -98,6 +105,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
         sampled = send_to_device(state["sampled"], self.accelerator.device)
         self._sampled_before = {i: SampledRollout(*rollout) for i, rollout in sampled.items()}
+        self._random_state_before = state["random_state"]
 
     def _local_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this process."""
@@ -145,6 +153,9 @@ class CheckpointMixin(TypedGRPOTrainer):
             # the run are checked. It also decides whether a rollout that no step has trained on yet needs old
             # log-probabilities.
             sizes["gradient_accumulation_steps"] = update["accumulation"]
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        if corrects and self.loss_type != "dapo" and "importance_sampling_ratio" not in rollout[0]:
+            sizes["loss_type"] = "dapo"  # which computes the ratios itself
         return sizes
 
     def _load_local(
@@ -185,13 +196,31 @@ class CheckpointMixin(TypedGRPOTrainer):
             len(adapters) > 1 and "default" in adapters and not self.is_fsdp_enabled
         ):  # transformers before 5.23 does not load it
             self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+        self._load_renamed_weights(resume_from_checkpoint)
         # TRL keeps the adapter of a quantized model in bfloat16, but PEFT loads it in float32.
         for name, parameter in self.model.named_parameters():
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
 
+    def _load_renamed_weights(self, checkpoint: str) -> None:
+        """
+        Load weights that the checkpoint has under other names than the model, such as those of experts.
+
+        transformers renames them when it saves a model, but not when it resumes a run: it keeps the initial weights
+        instead (huggingface/transformers#48805).
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or not isinstance(model, PreTrainedModel):
+            return
+        names = _names_of_weights(Path(checkpoint))
+        if not hasattr(model, "peft_config") and names - model.state_dict().keys():
+            loaded = type(model).from_pretrained(checkpoint, dtype="auto")
+            model.load_state_dict(loaded.state_dict())
+
     def _load_best_model(self) -> None:
         super()._load_best_model()
+        assert self.state.best_model_checkpoint is not None  # otherwise transformers would not load it
+        self._load_renamed_weights(self.state.best_model_checkpoint)
         self._last_loaded_step = -1  # vLLM still has the weights of the last step
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -204,7 +233,8 @@ class CheckpointMixin(TypedGRPOTrainer):
 
     def _forget_earlier_run(self, checkpoint: Path) -> None:
         """Forget what an earlier run in this process left behind. It is not part of the run that is resumed."""
-        self._step, self._buffered_inputs, self._sampled_before = 0, None, {}
+        self._step, self._buffered_inputs = 0, None
+        self._sampled_before, self._random_state_before = {}, None
         self._metrics["train"].clear()
         for values in self._logs.values():
             values.clear()
@@ -232,3 +262,14 @@ class CheckpointMixin(TypedGRPOTrainer):
         # The run was resumed at its end. Without this, transformers would take one more step.
         self.control.should_training_stop = True
         return [], None
+
+
+def _names_of_weights(checkpoint: Path) -> set[str]:
+    """Return the names of the weights in a checkpoint's files of safetensors, or nothing if it has none."""
+    index, file = checkpoint / SAFE_WEIGHTS_INDEX_NAME, checkpoint / SAFE_WEIGHTS_NAME
+    if index.is_file():
+        return set(json.loads(index.read_text())["weight_map"])
+    if not file.is_file():
+        return set()
+    with safe_open(file, framework="pt") as weights:
+        return set(weights.keys())

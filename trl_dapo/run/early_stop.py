@@ -78,13 +78,14 @@ class StopCallback(TrainerCallback):
             if args.save_strategy != SaveStrategy.NO:
                 control.should_save = True
         elif 0 < self._args.dynamic_sampling_stop_after <= sampler.totals.empty_rollouts_in_a_row or (
-            sampler.has_given_up and self._is_between_rollouts()  # the groups accepted before were trained on
+            sampler.totals.gave_up and self._is_between_rollouts()  # the groups accepted before were trained on
         ):
             self.found_nothing = True
             control.should_training_stop = control.should_save = True
             if state.is_world_process_zero:
                 checkpoint = Path(output_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-                empty = sampler.max_empty_batches if sampler.has_given_up else None
+                empty = sampler.max_empty_batches if sampler.totals.gave_up else None
                 num_rollouts = sampler.totals.empty_rollouts_in_a_row
                 logger.warning(describe_stop(sampler.rollout, num_rollouts, str(checkpoint), empty))
-            sampler.totals.empty_rollouts_in_a_row = 0  # a run that resumes from here counts from the beginning
+            # A run that resumes from here counts from the beginning.
+            sampler.totals.empty_rollouts_in_a_row, sampler.totals.gave_up = 0, False

@@ -81,7 +81,8 @@ class Ledger(TrainerCallback):
             return
         # A new run begins a new ledger. A resumed run continues after the last rollout of its checkpoint.
         self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
-        self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
+        has_begun = state.global_step or self._sampler.totals.groups_sampled  # the latter if it is resumed at step 0
+        self._parts.begin(self._sampler.num_rollouts if has_begun else 0)
 
     def add_groups(self, decisions: Decisions) -> None:
         """Store the text of some groups that the sampler is about to decide on. Every process must call this."""

@@ -104,6 +104,7 @@ class Totals:
     tokens_generated: int = 0
     short_rollouts: int = 0  # rollouts whose batch was not full
     empty_rollouts_in_a_row: int = 0  # that had no group to train on
+    gave_up: bool = False  # whether the last rollout ended because no group was accepted for long
     first_step: int = 0  # optimizer steps before the first of these rollouts
     num_skipped: int = 0  # prompts that were skipped
     skipped_accepted: float = 0.0  # how many of them would have been accepted, by their expected pass rates

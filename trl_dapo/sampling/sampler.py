@@ -286,6 +286,7 @@ class Sampler:
         batch = Batch(train, fill, carried, discarded, kept, given_up)
         skipped = [expected_acceptance(*rates, self.num_generations) for rates in self._distributions_of_skipped]
         self.totals.add(rollout, batch, fell_short, skipped)
+        self.totals.gave_up = self.has_given_up
         self._is_open = False
         return batch
 

@@ -16,16 +16,27 @@ from torch import Tensor, nn
 @contextmanager
 def keeping_random_state() -> Iterator[None]:
     """Restore the random states of Python, NumPy and torch, including all GPUs, at the end of a block."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), random_state_of_torch()
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if gpus:
-            torch.cuda.set_rng_state_all(gpus)
+        set_random_state_of_torch(of_torch)
+
+
+def random_state_of_torch() -> list[Tensor]:
+    """Return the random states of the CPU and of all GPUs."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *gpus]
+
+
+def set_random_state_of_torch(states: list[Tensor]) -> None:
+    """Set the states of [`random_state_of_torch`]. Those of GPUs are left out if their number is another one."""
+    cpu, *gpus = states
+    torch.set_rng_state(cpu)
+    if gpus and len(gpus) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(gpus)
 
 
 @contextmanager

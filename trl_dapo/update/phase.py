@@ -6,6 +6,7 @@ import inspect
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from ..models import attention_cost_of
 from ..settings.rules import check_rules
 from .compat import check_release, sharded_at_load
 from .empty_steps import SkipEmptyStep
+from .keeping import random_state_of_torch, set_random_state_of_torch
 from .loss import importance_weight
 from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_matters
@@ -50,7 +52,8 @@ class SampledRollout(NamedTuple):
     replaced: dict[str, list[float]]
 
 
-class Window(NamedTuple):
+@dataclass
+class Window:
     """The state in which an optimizer step began, and what was sampled for it, so that the step can start over."""
 
     start: int  # its first micro-step, counted over the run
@@ -60,6 +63,7 @@ class Window(NamedTuple):
     entropy: tuple[float, float] | None  # see `_entropy_state`
     rollout: list[dict] | None  # that it began with, unless it began with a new one
     sampled: dict[int, SampledRollout]  # by the micro-step of the window at which they begin
+    random_state: list[Tensor] | None = None  # of torch, once all is sampled
 
 
 class UpdatePhaseMixin(TypedGRPOTrainer):
@@ -80,7 +84,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
         self._window: Window | None = None  # of the present or the last optimizer step
-        self._sampled_before: dict[int, SampledRollout] = {}  # `Window.sampled` of a checkpoint within a step
+        # `Window.sampled` and `Window.random_state` of a checkpoint within a step, until the step starts over.
+        self._sampled_before: dict[int, SampledRollout] = {}
+        self._random_state_before: list[Tensor] | None = None
         self._num_rollouts_left = 0  # after the present one
         self._step_metrics = StepMetrics()  # of the present optimizer step
         self._budget = self.args.max_tokens_per_microbatch
@@ -368,6 +374,11 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         )
         self._sampled_before = {}
         self._sample_and_pack(batches, self._window.sampled)
+        if self._random_state_before is not None:
+            # The checkpoint has the random state after the step, in which dropout may have drawn random numbers.
+            set_random_state_of_torch(self._random_state_before)
+            self._random_state_before = None
+        self._window.random_state = random_state_of_torch()
         self._window_batches = []
 
     @property
