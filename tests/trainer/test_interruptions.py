@@ -382,7 +382,7 @@ def make_mixture(tokenizer):
 
 
 @pytest.mark.parametrize("best", [True, False])
-def test_experts_are_resumed_although_transformers_saves_them_under_other_names(tmp_path, best):
+def test_experts_are_resumed_although_transformers_saves_them_under_other_names(tmp_path, best, caplog):
     tokenizer = make_tokenizer()
     make_mixture(tokenizer).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -399,3 +399,4 @@ def test_experts_are_resumed_although_transformers_saves_them_under_other_names(
     else:
         trainer._load_from_checkpoint(checkpoint)
     assert torch.equal(weights(trainer), trained)
+    assert "All weights of" in caplog.text

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from ..rewards.task_reward import TaskReward
 from ..run.checkpoint import TRAINER_STATE_NAME, fingerprint, load_state, missing_optimizer_files, save_state
@@ -34,6 +34,9 @@ from ..update.patching import patched
 from ..update.phase import SampledRollout, Window
 from ..update.typed_trainer import TypedGRPOTrainer
 from .ahead import GroupsAhead
+
+
+logger = logging.get_logger(__name__)
 
 
 class CheckpointMixin(TypedGRPOTrainer):
@@ -216,6 +219,11 @@ class CheckpointMixin(TypedGRPOTrainer):
         if not hasattr(model, "peft_config") and names - model.state_dict().keys():
             loaded = type(model).from_pretrained(checkpoint, dtype="auto")
             model.load_state_dict(loaded.state_dict())
+            if self.accelerator.is_main_process:
+                logger.warning(
+                    f"All weights of {checkpoint} are loaded. Keys that transformers calls missing above have other "
+                    "names there (huggingface/transformers#48805)."
+                )
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
