@@ -731,6 +731,7 @@ class Run:
         if checkpoint.memory is not None:
             shared["policies"]["PromptMemory"]["records"] = PromptMemory.read(io.BytesIO(checkpoint.memory))
         queue = torch.load(io.BytesIO(checkpoint.local[rank]), weights_only=True) if event.has_queue else None
+        sampler.start_over()  # as the trainer does: the sampler may have been used
         return sampler.load_state_dict(shared, queue, event.ignores_data_skip)
 
     def _check_resumed(self, event: ResumeEvent, checkpoint: Checkpoint, differs: bool, num_lost: int) -> None:
