@@ -642,6 +642,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self._restart_interrupted_step()
         if not resume_from_checkpoint:
             self._metrics["train"].clear()  # values that an interrupted run has not logged
+            self._sampled_before, self._random_state_before = {}, None  # of a resume that failed before its first step
             if self._sampler is not None:
                 self._sampler.reset_totals()
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`

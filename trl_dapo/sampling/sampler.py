@@ -397,8 +397,11 @@ class Sampler:
     # ---- Several runs in one process ----
 
     def reset_totals(self) -> None:
-        """Count the rollouts of a new run from zero. Groups and pass rates of an earlier run stay."""
-        self.totals, self.short_rollouts_in_a_row = Totals(), 0
+        """
+        Start the totals of a new run at zero. The position in the prompts, the numbers of rollouts, groups and pass
+        rates are kept.
+        """
+        self.totals, self.short_rollouts_in_a_row, self._has_warned_of_batches = Totals(), 0, False
 
     def start_over(self) -> None:
         """
@@ -413,7 +416,6 @@ class Sampler:
         self.num_rollouts, self.sources = 0, []
         self.unanswered, self._is_open = set(), False
         self._passes_at_last_group, self._passes_without_group = self.stream.passes_taken, 0
-        self._has_warned_of_batches = False
 
     # ---- Checkpoints ----
 
