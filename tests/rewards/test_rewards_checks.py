@@ -126,7 +126,8 @@ def test_the_column_to_rename_is_one_that_exists_and_is_not_read_already():
 
     with pytest.raises(ValueError, match=r'rename_column\("source", "answer"\)'):
         check_reward_columns([reward], ["reward"], ["prompt", "solution", "source"])
-    with pytest.raises(ValueError, match=r"are `prompt`, `solution`\. Give .* or a default\.$"):
+    advice = r"Give the parameter the name of the column that it should read, or a default\.$"
+    with pytest.raises(ValueError, match=rf"are `prompt`, `solution`\. {advice}"):
         check_reward_columns([reward], ["reward"], ["prompt", "solution"])
 
 

@@ -103,6 +103,20 @@ class SaveBeforeStep(TrainerCallback):
             raise KeyboardInterrupt
 
 
+def resumed_within_step(make, step):
+    """
+    Return a trainer that has resumed from a checkpoint within the step after `step`. `make` makes a new trainer in the
+    same folder with each call.
+    """
+    trainer = make()
+    trainer.add_callback(SaveBeforeStep(trainer, step))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    resumed = make()
+    resumed.train(resume_from_checkpoint=f"{resumed.args.output_dir}/checkpoint-{step}")
+    return resumed
+
+
 # The coefficient changes in every step.
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 10.0}
 CUTS = {
@@ -134,12 +148,7 @@ def test_a_run_that_is_resumed_within_a_step_equals_one_that_was_not_interrupted
     settings = {"max_steps": 3, "logging_steps": logging_steps, **ADAPTIVE, **CUTS[cut]}
     whole = make_trainer(tiny_model, tmp_path / "whole", **settings)
     whole.train()
-    trainer = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
-    trainer.add_callback(SaveBeforeStep(trainer, 1))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    resumed = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / "checkpoint-1"))
+    resumed = resumed_within_step(lambda: make_trainer(tiny_model, tmp_path / "interrupted", **settings), 1)
     assert torch.equal(weights(resumed), weights(whole))
     logs, expected = untimed(resumed.state.log_history), untimed(whole.state.log_history)
     if logging_steps > 1:  # a resumed run of transformers forgets the losses that were not logged yet
@@ -249,7 +258,7 @@ def test_values_logged_by_a_reward_function_before_another_one_failed_are_not_lo
 
 
 def test_a_reward_that_took_three_values_later_in_the_process_takes_two_again_after_a_resume(tiny_model, tmp_path):
-    # From prompt 4 on some completions have half the reward. The first batch ends with prompt 5.
+    # From prompt 8 on the correct completions have half the reward. The first batch ends with prompt 5.
     def partly(prompts, completions, **kwargs):
         halves = [number(prompt) > 7 for prompt in prompts]
         return [0.5 * value if half else value for half, value in zip(halves, right(completions), strict=True)]
@@ -318,12 +327,7 @@ def test_a_rollout_that_reaches_the_limit_of_tokens_trains_after_a_resume_too(ti
     whole.train()
     last = whole.state.global_step
     assert last < 9
-    trainer = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
-    trainer.add_callback(SaveBeforeStep(trainer, last - 1))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    resumed = make_trainer(tiny_model, tmp_path / "interrupted", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / f"checkpoint-{last - 1}"))
+    resumed = resumed_within_step(lambda: make_trainer(tiny_model, tmp_path / "interrupted", **settings), last - 1)
     assert resumed.state.global_step == last
     assert torch.equal(weights(resumed), weights(whole))
 
@@ -340,12 +344,7 @@ def test_dropout_draws_the_same_random_numbers_after_a_resume_within_a_step(tiny
 
     whole = make("whole")
     whole.train()
-    trainer = make("interrupted")
-    trainer.add_callback(SaveBeforeStep(trainer, step))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    resumed = make("interrupted")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "interrupted" / f"checkpoint-{step}"))
+    resumed = resumed_within_step(lambda: make("interrupted"), step)
     assert torch.equal(weights(resumed), weights(whole))
     assert untimed(resumed.state.log_history) == untimed(whole.state.log_history)
     ledgers = [
