@@ -50,7 +50,7 @@ def trained(trainer):
 def test_computed_batch_sizes_in_a_checkpoint_are_loaded_with_weights_only(made, tmp_path):
     # 8 prompts x 4 completions are 32 rows: 8 micro-batches of 4 rows.
     trainer = made(prompts_per_step=8, gradient_accumulation_steps=1)
-    torch.save(trainer.update_state_dict(), tmp_path / "state.pt")
+    torch.save(trainer.update_phase_state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert (state["accumulation"], state["generate_every"]) == (8, 8)
 

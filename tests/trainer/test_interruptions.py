@@ -292,6 +292,22 @@ def test_the_optimizer_starts_over_in_the_same_process_if_a_checkpoint_has_none(
     assert steps == {2}  # steps 3 and 4
 
 
+def test_a_checkpoint_of_the_model_alone_does_not_keep_the_optimizer_and_rows_of_an_earlier_run(tiny_model, tmp_path):
+    checkpoint, cut = tmp_path / "checkpoint-1", CUTS["two steps per rollout"]
+    make_trainer(tiny_model, tmp_path, max_steps=1, **cut, **SAVED).train()
+    in_whole = {path.name for path in checkpoint.iterdir()}
+    (checkpoint / "my_notes.txt").write_text("a file of the user")
+    # FSDP and DeepSpeed keep the optimizer in folders.
+    (checkpoint / "optimizer_0").mkdir()
+    (checkpoint / "global_step1").mkdir()
+    (checkpoint / "global_step1" / "mp_rank_00_model_states.pt").write_text("")
+    make_trainer(tiny_model, tmp_path, max_steps=1, save_only_model=True, **cut, **SAVED).train()
+    left_out = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "dapo_state.json", "dapo_state_rank0.pt"}
+    left_out.add("dapo_memory.parquet")
+    assert left_out <= in_whole
+    assert {path.name for path in checkpoint.iterdir()} == in_whole - left_out | {"my_notes.txt"}
+
+
 def test_completions_of_an_abandoned_run_are_not_in_the_table_of_a_resumed_one(tiny_model, tmp_path):
     settings = {"max_steps": 3, "log_completions": True, **CUTS["two steps per rollout"], **SAVED}
     trainer = make_trainer(tiny_model, tmp_path, **settings)

@@ -24,7 +24,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from ..rewards.task_reward import TaskReward
-from ..run.checkpoint import TRAINER_STATE_NAME, fingerprint, load_state, missing_optimizer_files, save_state
+from ..run.checkpoint import (
+    TRAINER_STATE_NAME,
+    delete_all_but_model,
+    fingerprint,
+    load_state,
+    missing_optimizer_files,
+    save_state,
+)
 from ..run.early_stop import StopCallback
 from ..run.log import describe_changes, settings_to_compare
 from ..run.stopwatch import Stopwatch
@@ -76,14 +83,18 @@ class CheckpointMixin(TypedGRPOTrainer):
         with self.stopwatch.timing("checkpoint"):
             local = None if self.args.save_only_model else self._local_state()
             folder.mkdir(parents=True, exist_ok=True)
-            if self.args.should_save:  # a checkpoint of an earlier run that is overwritten is not complete any more
+            if self.args.should_save:
+                # The folder may contain a checkpoint: of an earlier run, or of this step, because
+                # `enable_jit_checkpoint` saves within the next one. It is not complete while it is overwritten.
                 (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+                if local is None:
+                    delete_all_but_model(folder)
             self.accelerator.wait_for_everyone()
             if local is not None:
                 save_state(folder, self.args, self._sampler, local)
             super()._save_checkpoint(model, trial)
 
-    def update_state_dict(self) -> dict:
+    def update_phase_state_dict(self) -> dict:
         """
         Return what the update phase of this process needs to continue. It can be loaded with `weights_only=True`.
         """
@@ -102,8 +113,8 @@ class CheckpointMixin(TypedGRPOTrainer):
             "random_state": random_state,
         }
 
-    def load_update_state_dict(self, state: dict) -> None:
-        """Continue from a state of [`CheckpointMixin.update_state_dict`], whose rows must fit the run."""
+    def load_update_phase_state_dict(self, state: dict) -> None:
+        """Continue from a state of [`CheckpointMixin.update_phase_state_dict`], whose rows must fit the run."""
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
         sampled = send_to_device(state["sampled"], self.accelerator.device)
@@ -118,7 +129,7 @@ class CheckpointMixin(TypedGRPOTrainer):
         return {
             "settings": settings_to_compare(self.args),
             "fingerprint": self._fingerprint or self._current_fingerprint(),
-            "update": self.update_state_dict(),
+            "update": self.update_phase_state_dict(),
             "metrics": metrics,
             # TRL saves these in a file of its own, but only after the file that marks a checkpoint as complete.
             "entropy": entropy,
@@ -184,7 +195,7 @@ class CheckpointMixin(TypedGRPOTrainer):
             if self._sampler is not None and not self.args.ignore_data_skip:
                 requests = self._sampler.queue.requests_in_flight
                 self._sampler.unanswered = self._ahead.load_state_dict(local["ahead"], requests)
-            self.load_update_state_dict(local["update"])
+            self.load_update_phase_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -240,7 +251,11 @@ class CheckpointMixin(TypedGRPOTrainer):
             load_state(Path(checkpoint), self._sampler, self._mismatches, restore, self.args.ignore_data_skip)
 
     def _forget_earlier_run(self, checkpoint: Path) -> None:
-        """Forget what an earlier run in this process left behind. It is not part of the run that is resumed."""
+        """
+        Forget the unfinished work of an earlier run in this process. It is not part of the run that is resumed.
+
+        What was learned about prompts stays, unless the checkpoint replaces it. See [`Sampler.start_over`].
+        """
         self._step, self._buffered_inputs = 0, None
         self._sampled_before, self._random_state_before = {}, None
         self._metrics["train"].clear()
@@ -258,8 +273,8 @@ class CheckpointMixin(TypedGRPOTrainer):
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
         # The sampler reads the dataset. TRL's data loader only paces the training loop, so it gets a dataset of empty
-        # prompts. With the real one, everything would be read twice, and a resumed run would start over at another
-        # point.
+        # prompts. With the real one, every example would be read twice, and a resumed run would skip as many examples
+        # as TRL counts batches, not as many as the sampler has used.
         empty_prompts = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
         with patched(self, train_dataset=empty_prompts):
             return super().get_train_dataloader()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -45,6 +46,8 @@ LOCAL_KEYS = {
     "num_processes",
 }
 OWN_PREFIX = "dapo_"  # with which the names of the files of this package begin
+# Beginnings of the names of files and folders that `save_only_model=True` leaves out, also with FSDP and DeepSpeed.
+NOT_OF_MODEL = (OWN_PREFIX, "optimizer", SCHEDULER_NAME, "scaler", "rng_state", "global_step", "pytorch_model_fsdp")
 TRAINER_STATE_NAME = "trainer_state.json"  # transformers writes this file last
 # Settings that the rows in a checkpoint depend on: how they are sampled, which groups are accepted, and with which
 # rewards and advantages they are trained on.
@@ -120,6 +123,20 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
         if memory is not None:
             with replacing(folder / MEMORY_NAME) as temporary:
                 memory.save(temporary)
+
+
+def delete_all_but_model(folder: Path) -> None:
+    """
+    Delete the state of an earlier run from the folder of a checkpoint that will contain a model alone.
+
+    Otherwise, a run that resumes from it would combine the new weights with the earlier optimizer and rows.
+    """
+    for path in folder.iterdir():
+        if path.name.startswith(NOT_OF_MODEL):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)  # with a shared file system, another node may have been faster
 
 
 _TO_RESUME_EVERYTHING = (

@@ -405,9 +405,10 @@ class Sampler:
 
     def start_over(self) -> None:
         """
-        Begin with the first prompt, without groups, as in a new process. Pass rates that were learned stay.
+        Begin with the first prompt, without groups and with all counts at zero.
 
-        This comes before a checkpoint is loaded, of which perhaps only a part can be used.
+        What the policies have learned, such as pass rates, and the estimate of the acceptance rate stay. This is
+        called before a checkpoint is loaded, which replaces them if it contains them.
         """
         self.stream.start_over()
         self.queue.clear()

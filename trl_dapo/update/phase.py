@@ -54,7 +54,13 @@ class SampledRollout(NamedTuple):
 
 @dataclass
 class Window:
-    """The state in which an optimizer step began, and what was sampled for it, so that the step can start over."""
+    """
+    The state in which an optimizer step began, and what was sampled for the step.
+
+    A step may be interrupted before it changes the weights. A run that is resumed from a checkpoint within the step,
+    such as `enable_jit_checkpoint` saves, repeats the step with the rollouts in `sampled`. A new call of `train()` in
+    the same process only goes back to the beginning of the step, and samples again.
+    """
 
     start: int  # its first micro-step, counted over the run
     global_step: int  # optimizer steps that were complete
@@ -63,18 +69,21 @@ class Window:
     entropy: tuple[float, float] | None  # see `_entropy_state`
     rollout: list[dict] | None  # that it began with, unless it began with a new one
     sampled: dict[int, SampledRollout]  # by the micro-step of the window at which they begin
-    random_state: list[Tensor] | None = None  # of torch, once all is sampled
+    random_state: list[Tensor] | None = None  # of torch, after sampling and before the first pass with gradient
 
 
 class UpdatePhaseMixin(TypedGRPOTrainer):
     """
-    TRL's trainer with DAPO's update phase: an exact mean over the tokens of an optimizer step, the dual clip, and
-    micro-batches of equal cost.
+    TRL's trainer with DAPO's loss (Clip-Higher, optionally TRL's `delta`, and an exact mean over the tokens of an
+    optimizer step) and with micro-batches of equal cost.
+
+    With another `loss_type` than `"dapo"`, loss and micro-batches are TRL's, and only rows without loss are left out.
     """
 
-    # Each optimizer step trains on the rows that `GRPOTrainer` would train on, after the same random assignment, but
-    # divides them into micro-batches anew. To the training loop, DDP, FSDP and DeepSpeed these look like any others.
-    # See docs/design.md for the rules by which rows are divided. The rows of one optimizer step are called its window.
+    # Each optimizer step trains on the rows that `GRPOTrainer` would train on, after the same random assignment. With
+    # DAPO's loss they are divided into micro-batches in another way than TRL does. To the training loop, DDP, FSDP and
+    # DeepSpeed these look like any others. docs/design.md has the rules. The rows of one optimizer step are called its
+    # window.
 
     _why_padding_matters: str | None = None  # why the model depends on its padding, if it does
 
@@ -84,7 +93,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
         self._window: Window | None = None  # of the present or the last optimizer step
-        # `Window.sampled` and `Window.random_state` of a checkpoint within a step, until the step starts over.
+        # `Window.sampled` and `Window.random_state` of a checkpoint within a step, until the resumed run repeats the
+        # step.
         self._sampled_before: dict[int, SampledRollout] = {}
         self._random_state_before: list[Tensor] | None = None
         self._num_rollouts_left = 0  # after the present one
@@ -375,7 +385,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._sampled_before = {}
         self._sample_and_pack(batches, self._window.sampled)
         if self._random_state_before is not None:
-            # The checkpoint has the random state after the step, in which dropout may have drawn random numbers.
+            # transformers has restored the random state at the time of the checkpoint. Passes with dropout had drawn
+            # from it by then.
             set_random_state_of_torch(self._random_state_before)
             self._random_state_before = None
         self._window.random_state = random_state_of_torch()
@@ -384,8 +395,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     @property
     def _unfinished_window(self) -> Window | None:
         """
-        The window of an optimizer step that has not changed the weights yet, because it was interrupted, or because a
-        checkpoint is saved in the middle of it. When the run continues, this step starts over.
+        The window of the present optimizer step, if the step has begun and has not changed the weights yet.
+
+        That is so if a checkpoint is saved in the middle of the step (`enable_jit_checkpoint`), and after an error.
         """
         is_unfinished = self._window is not None and self.state.global_step == self._window.global_step
         return self._window if is_unfinished else None
