@@ -171,6 +171,21 @@ def results_table():
     return markdown(["generated tokens until accuracy has risen by, in points", *columns], rows)
 
 
+def medians_table():
+    """Return the table of tokens to the target by task and arm: median, range, and the ratio to GRPOTrainer's."""
+    counted = two_names.at_best(two_names.STUDY.read())
+    rows = []
+    for task in two_names.TASKS:
+        of_grpo, _ = median_tokens(counted, task, (two_names.ONE, two_names.FOUR))
+        for arm in (*two_names.ARMS, *two_names.FORMER):
+            runs = [run for (part, of, _), run in counted.items() if (part, of) == (task, arm)]
+            if runs:
+                tokens = [two_names.tokens_to_target(run, task) for run in runs]
+                ratio = statistics.median(tokens) / of_grpo
+                rows.append([task, arm, spread(tokens), f"{ratio:.2f}x" if math.isfinite(ratio) else ""])
+    return markdown(["task", "arm", "tokens to the target", "compared with GRPO"], rows)
+
+
 def rates_table():
     """Return the table of tokens to the target at each learning rate, of the tasks for which all rates were run."""
     counted = two_names.at_best(results := two_names.STUDY.read())
@@ -436,6 +451,7 @@ TABLES = {
     "quickstart": quickstart_table,
     "summary": summary_table,
     "results": results_table,
+    "two names medians": medians_table,
     "rates": rates_table,
     "steps": steps_table,
     "same budget": same_budget_table,

@@ -142,7 +142,8 @@ def fill_in(page, results, heading, predictions):
     section, *others = re.split(r"(?m)^(?=## )", rest, maxsplit=1)
     lines = section.split("\n")
     (columns,) = (i for i, line in enumerate(lines) if "| predicted |" in line)
-    rows = [i for i, line in enumerate(lines) if line.startswith("| ") and i > columns]
+    first = columns + 2  # below the line that separates the head
+    rows = range(first, next(i for i in range(first, len(lines)) if not lines[i].startswith("|")))
     for i, prediction, held in zip(rows, predictions, by_holm(results, predictions), strict=True):
         cells = f" {describe_outcome(prediction, results)} ", f" {held} "
         lines[i] = "|".join([*lines[i].split("|")[:-3], *cells, ""])
