@@ -77,6 +77,26 @@ def test_an_update_that_was_interrupted_within_a_rollout_starts_over_with_the_sa
     assert trainer._sampler.num_rollouts == 2
 
 
+def test_a_step_that_fails_after_it_has_changed_the_weights_is_not_repeated(tiny_model, tmp_path):
+    class FailsAfterFirstStep(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, **kwargs):
+            if state.global_step == 0:
+                trainer.remove_callback(self)
+                raise RuntimeError("the tracker is not reachable")
+
+    # Two optimizer steps of two micro-steps with four rows each train on a rollout.
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, gradient_accumulation_steps=2, steps_per_generation=4)
+    trainer.add_callback(FailsAfterFirstStep())
+    seen = spy_on_training(trainer)
+    with pytest.raises(RuntimeError, match="not reachable"):
+        trainer.train()
+    trainer.train()
+    # The step of the second run trains on the other half of the rollout.
+    assert len(seen) == 16
+    assert trainer._sampler.num_rollouts == 1
+    assert trainer._step == 4
+
+
 def test_a_checkpoint_that_is_saved_within_an_optimizer_step_starts_this_step_over(tiny_model, tmp_path):
     # A rollout is four micro-steps, which are one optimizer step. The second of the second step fails.
     trainer = make_trainer(tiny_model, tmp_path, max_steps=3)

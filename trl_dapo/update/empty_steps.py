@@ -20,10 +20,14 @@ class SkipEmptyStep(TrainerCallback):
             Returns whether the present step has no loss token.
         deepspeed_optimizer (`Callable`):
             Returns the optimizer that DeepSpeed wraps, or `None` without DeepSpeed.
+        after_step (`Callable`):
+            Is called when the optimizer has made a step, empty or not.
     """
 
-    def __init__(self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], Any]) -> None:
-        self._is_empty, self._deepspeed_optimizer = is_empty, deepspeed_optimizer
+    def __init__(
+        self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], Any], after_step: Callable[[], None]
+    ) -> None:
+        self._is_empty, self._deepspeed_optimizer, self._after_step = is_empty, deepspeed_optimizer, after_step
         self._hooks: list[RemovableHandle] = []
         self._hidden: list[list[torch.nn.Parameter]] = []
 
@@ -44,7 +48,8 @@ class SkipEmptyStep(TrainerCallback):
                 group["params"] = []
 
     def show(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Give the hidden parameters back to the optimizer."""
+        """Give the hidden parameters back to the optimizer, which has made its step."""
         for group, params in zip(optimizer.param_groups, self._hidden, strict=False):
             group["params"] = params
         self._hidden = []
+        self._after_step()

@@ -70,6 +70,7 @@ class Window:
     rollout: list[dict] | None  # that it began with, unless it began with a new one
     sampled: dict[int, SampledRollout]  # by the micro-step of the window at which they begin
     random_state: list[Tensor] | None = None  # of torch, after sampling and before the first pass with gradient
+    is_applied: bool = False  # whether the optimizer has changed the weights
 
 
 class UpdatePhaseMixin(TypedGRPOTrainer):
@@ -115,6 +116,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
                 deepspeed_optimizer=lambda: self.model_wrapped.basic_optimizer if self.is_deepspeed_enabled else None,
+                after_step=self._mark_window_as_applied,
             )
         )
         self._initialized = True
@@ -399,8 +401,14 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
 
         That is so if a checkpoint is saved in the middle of the step (`enable_jit_checkpoint`), and after an error.
         """
-        is_unfinished = self._window is not None and self.state.global_step == self._window.global_step
-        return self._window if is_unfinished else None
+        window = self._window
+        # Gradients that overflow in float16 end a step without a change of the weights.
+        is_over = window is None or window.is_applied or self.state.global_step != window.global_step
+        return None if is_over else window
+
+    def _mark_window_as_applied(self) -> None:
+        if self._window is not None:
+            self._window.is_applied = True
 
     def _restart_interrupted_step(self) -> None:
         """If the last optimizer step was interrupted, go back to its first micro-step."""
