@@ -157,12 +157,12 @@ class DAPOConfig(GRPOConfig):
             different groups. `"mask"` samples once: dropped groups stay in the batch, but have no weight. It samples
             no more than `GRPOTrainer`, and the batch has fewer groups that count.
         dynamic_sampling_max_round_size (`int`, *optional*):
-            Largest number of prompts in a round. So a round samples at most this number times `num_generations`
+            Largest number of new prompts in a round. A round samples at most this number times `num_generations`
             completions, those that finish partial groups included. Without vLLM or continuous batching the default is
             the generation batch, because transformers runs a round as one batch. Otherwise there is no limit by
             default, and a limit also bounds the batches of an evaluation.
         batch_multiplier (`float`, *optional*):
-            Number of prompts in every round, as a multiple of `prompts_per_rollout`, as in the recipes of verl and
+            Number of new prompts in every round, as a multiple of `prompts_per_rollout`, as in the recipes of verl and
             NeMo RL, which set 3.0. Rounds are fewer then, and more is sampled than needed. By default the number of
             prompts in a round is the number of missing groups divided by the acceptance rate so far, and a few more to
             make another round unlikely.
@@ -185,9 +185,9 @@ class DAPOConfig(GRPOConfig):
             groups. If one group in ten is accepted, in simulations the screen takes about half the completions of
             whole groups for groups of 16, and two thirds for groups of 8. It takes more rounds, scores accepted groups
             twice, and prompts that are rarely solved train less often. With `dynamic_sampling_surplus="carry"`, groups
-            that are still partial when a rollout ends are completed in the next one. Defaults to `"auto"`, and to
-            `"off"` if the rewards do not say which completions are correct, with tools, and on a GPU without vLLM or
-            continuous batching. Not available with environments.
+            that are still partial when a rollout ends are completed in the next one, or in the one after it. Defaults
+            to `"auto"`, and to `"off"` if the rewards do not say which completions are correct, with tools, and on a
+            GPU without vLLM or continuous batching. Not available with environments.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
             be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). It saves nothing in the

@@ -95,8 +95,8 @@ class Rollout:
 @dataclass
 class Totals:
     """
-    Totals of a run over all its finished rollouts. They include those before it was resumed, unless only a part of the
-    checkpoint could be resumed.
+    Totals of a run over all its finished rollouts. They include those before it was resumed, unless `dapo_state.json`
+    was missing in the checkpoint or could not be read.
     """
 
     groups_sampled: int = 0

@@ -34,10 +34,10 @@ from .selection import Selection, rest_of, separate_whole_requests
 # The entries of a checkpoint's header that determine the order of the prompts.
 ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
 DATA = {"dataset", "first_rows"}  # those that are hashes of rows
-# In rollouts: a group is sampled two rollouts ahead, or one rollout ahead and then carried once.
+# Maximum age of a group when it trains: the number of rollouts since the first one whose weights sampled it.
 MAX_STALENESS = 2
-# Rollout batches of completions without an accepted group, after which a rollout that continues says so. By default a
-# rollout samples no more.
+# A rollout warns if it continues after this many rollout batches of completions without an accepted group. By default
+# it ends then, because `dynamic_sampling_max_gen_batches` is 10, too.
 BATCHES_BEFORE_WARNING = 10
 # How many sources have metrics of their own: the ones that the run encounters first.
 MAX_SOURCES = 8
@@ -68,9 +68,9 @@ class Sampler:
             If there is no limit, a rollout ends after this many rollout batches of completions in a row without an
             accepted group. `0` means never.
         max_round_size (`int`, *optional*):
-            Maximum number of prompts in a round.
+            Maximum number of new prompts in a round, and of its completions divided by `num_generations`.
         batch_multiplier (`float`, *optional*):
-            Number of prompts in a round, in rollout batches. By default it follows from the acceptance rate.
+            Number of new prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         num_ranks (`int`, *optional*, defaults to `1`):
             Number of processes, each of which samples an equal share of a round.
         rollouts_ahead (`int`, *optional*, defaults to `0`):
@@ -272,7 +272,8 @@ class Sampler:
 
         untrained, partial = queue.accepted, queue.partial
         carried = staying(untrained, self.target)
-        # As many partial groups as the next rollouts can complete: one rollout if rollouts are requested one ahead.
+        # No more partial groups stay than can be completed before they are too old: two batches of them, or one batch
+        # if rollouts are requested one ahead.
         most_partial = self.target if self.rollouts_ahead == 1 else 2 * self.target
         kept = staying(partial, most_partial)
         staying_groups = {*carried, *kept}
@@ -398,8 +399,8 @@ class Sampler:
 
     def reset_totals(self) -> None:
         """
-        Start the totals of a new run at zero. The position in the prompts, the numbers of rollouts, groups and pass
-        rates are kept.
+        Start the totals of a new run at zero. Everything else stays: the position in the prompts, the number of
+        rollouts, the groups in the queue, and what the policies have learned.
         """
         self.totals, self.short_rollouts_in_a_row, self._has_warned_of_batches = Totals(), 0, False
 

@@ -41,10 +41,11 @@ class Selection:
         carries (`bool`):
             Whether surplus groups train in the next rollout.
         max_round_size (`int`, *optional*):
-            Maximum number of prompts in a round. It is rounded down to a multiple of the number of groups that the
-            processes can share equally, but not below that number.
+            Maximum number of new prompts in a round, and of its completions divided by the size of a group. It is
+            rounded down to a multiple of the number of groups that the processes can share equally, but not below that
+            number.
         batch_multiplier (`float`, *optional*):
-            Number of prompts in a round, in rollout batches. By default it follows from the acceptance rate.
+            Number of new prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         extra_round_stalls (`bool`):
             Whether a further round would make both the engine and the training wait.
         samples_next_batch (`bool`):
