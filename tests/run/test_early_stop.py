@@ -156,6 +156,16 @@ def test_a_rollout_without_a_limit_trains_on_what_it_accepted_before_it_gave_up_
     assert "no group was accepted in the last 10 batches of completions" in caplog.text
 
 
+def test_a_run_that_is_resumed_within_the_rollout_that_gave_up_stops_after_it(run):
+    solved_once = iter([True])
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, **SAVED}
+    settings |= {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 1}
+    run(lambda i: i == 2 and next(solved_once, False), max_steps=1, **settings)
+    trainer = run(lambda i: i % 2, resumes=True, max_steps=6, **settings)  # all later groups would be accepted
+    assert (trainer.state.global_step, trainer.stop.found_nothing) == (2, True)
+    assert trainer._sampler.num_rollouts == 1
+
+
 def test_zero_never_stops(run):
     trainer = run(never, dynamic_sampling_stop_after=0, max_steps=5)
     assert (trainer.state.global_step, trainer.stop.found_nothing) == (5, False)
