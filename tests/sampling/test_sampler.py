@@ -393,6 +393,25 @@ def test_a_pass_that_accepts_nothing_is_told_of_once():
     assert told_of_passes(new(1, stream(4), max_gen_batches=0, batch_multiplier=2.0), rounds) == [0, 1, 0, 2, 0, 0, 1]
 
 
+def test_a_streamed_dataset_whose_length_is_not_known_yet_is_no_pass_without_a_group():
+    # Ten prompts, two per round: the first four rounds accept both. The length is known after the first pass.
+    streamed = PromptStream(IterableDataset.from_generator(lambda: ({"prompt": str(i)} for i in range(10))), seed=0)
+    rounds = [[YES, YES]] * 4 + [[NO, NO]] * 9
+    # The pass ends with the fifth round. A whole pass, five rounds, without a group ends with the ninth.
+    expected = [0] * 8 + [1] + [0] * 4
+    sampler = new(2, streamed, max_gen_batches=0, batch_multiplier=1.0)
+    assert told_of_passes(sampler, rounds) == expected
+
+
+def test_a_rollout_that_ends_at_ten_batches_because_no_round_is_worth_its_cost_does_not_say_that_it_continues():
+    # A batch is 8 groups of 4 completions. The limit leaves a fifth of a batch after ten, and a quarter is needed.
+    sampler = new(8, stream(200), num_generations=4, max_gen_batches=10.2, batch_multiplier=1.0)
+    while requests := sampler.next_requests():
+        decide_all(sampler, requests, [NO] * len(requests))
+        assert not sampler.has_new_batches_without_group()
+    assert sampler.rollout.num_completions == 10 * 8 * 4
+
+
 def test_a_pass_whose_groups_a_band_drops_in_the_end_accepts_nothing_though_first_completions_differ():
     # All first completions differ (1 of 2 correct), and all groups end at 3 of 4, above the band's one half.
     sampler = new(1, stream(4), num_generations=4, screen=2, max_gen_batches=0)

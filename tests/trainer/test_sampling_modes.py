@@ -96,7 +96,7 @@ def test_mask_mode_samples_every_prompt_once_and_lets_dropped_groups_weigh_nothi
 def test_mask_mode_without_an_accepted_group_says_so_and_names_no_limit_of_batches(tiny_model, tmp_path, caplog):
     make_trainer(tiny_model, tmp_path, lambda text, i: "wrong", max_steps=1, dynamic_sampling_mode="mask").train()
     assert (
-        "No group was accepted in this rollout (dropped in the last one: all_wrong 4), so no weights are changed. Most"
+        "No group was accepted in this rollout (dropped: all_wrong 4), so no weights are changed. Most"
     ) in caplog.text
     assert "max_gen_batches" not in caplog.text
 

@@ -38,7 +38,7 @@ from ..run.stopwatch import Stopwatch
 from ..run.terminal import wrapped_for
 from ..sampling.sampler import Sampler
 from ..update.patching import patched
-from ..update.phase import SampledRollout, Window
+from ..update.phase import SampledRollout, StepStart
 from ..update.typed_trainer import TypedGRPOTrainer
 from .ahead import GroupsAhead
 
@@ -58,7 +58,7 @@ class CheckpointMixin(TypedGRPOTrainer):
     _random_state_before: list[Tensor] | None
     _sampled_before: dict[int, SampledRollout]
     _task: TaskReward
-    _unfinished_window: Window | None
+    _unfinished_step: StepStart | None
     _weights_of_task: list[float] | None
     stop: StopCallback
     stopwatch: Stopwatch
@@ -100,9 +100,9 @@ class CheckpointMixin(TypedGRPOTrainer):
         """
         step, rollout = self._step, self._buffered_inputs
         sampled, random_state = self._sampled_before, self._random_state_before
-        if (window := self._unfinished_window) is not None:
-            step, rollout = window.start, window.rollout
-            sampled, random_state = window.sampled, window.random_state
+        if (start := self._unfinished_step) is not None:
+            step, rollout = start.micro_step, start.rollout
+            sampled, random_state = start.sampled, start.random_state
         phase = step % self._generate_every
         return {
             "step": step if phase else 0,
@@ -124,8 +124,8 @@ class CheckpointMixin(TypedGRPOTrainer):
     def _local_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this process."""
         metrics, entropy = dict(self._metrics["train"]), self._entropy_state
-        if (window := self._unfinished_window) is not None:
-            metrics, entropy = window.metrics, window.entropy
+        if (start := self._unfinished_step) is not None:
+            metrics, entropy = start.metrics, start.entropy
         return {
             "settings": settings_to_compare(self.args),
             "fingerprint": self._fingerprint or self._current_fingerprint(),

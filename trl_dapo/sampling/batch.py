@@ -14,7 +14,7 @@ class Batch(NamedTuple):
 
     train: list[PromptGroup]  # oldest first; in mode "replace" a group may appear several times
     fillers: list[PromptGroup]  # placed after the groups that train; they have no weight in the loss
-    carried_to_next: list[PromptGroup]  # accepted groups that may train in the next rollout, after older ones
+    carried_to_next: list[PromptGroup]  # accepted groups that may train in the next rollout
     discarded: Sequence[PromptGroup] = ()  # accepted groups that do not train, now or later
     partial: Sequence[PromptGroup] = ()  # partial groups whose rest the next rollout may request
     given_up: Sequence[PromptGroup] = ()  # partial groups that are not continued

@@ -65,9 +65,20 @@ class PromptStream:
         return self.passes_at(self.num_passes, self._position)
 
     @property
-    def passes_taken(self) -> float:
-        """Number of passes over the dataset, not counting skipped prompts."""
-        return self.passes - (self.num_skipped / self._source.length if self._source.length else 0.0)
+    def place(self) -> tuple[int, int, int]:
+        """Number of complete passes, position in the present pass, and number of prompts skipped so far."""
+        return self.num_passes, self._position, self.num_skipped
+
+    def passes_since(self, place: tuple[int, int, int]) -> float:
+        """
+        Return the number of passes since a place, not counting skipped prompts. It is 0 until the length of the
+        dataset is known.
+        """
+        if not self._source.length:
+            return 0.0
+        num_passes, position, num_skipped = place
+        num_rows = self._position - position - (self.num_skipped - num_skipped)
+        return self.num_passes - num_passes + num_rows / self._source.length
 
     def passes_at(self, num_passes: int, position: int) -> float:
         """Return the number of passes up to a position of the stream."""
@@ -180,9 +191,12 @@ class PromptStream:
         self._rows = None
 
     def begin_after(self, state: dict[str, Any]) -> None:
-        """Start a new pass, over another dataset, after the pass in a state from [`~PromptStream.state_dict`]."""
+        """
+        Start a new pass after the pass in a state from [`~PromptStream.state_dict`]. The position in that pass is not
+        used: the dataset or its order is another one, or `ignore_data_skip` is set.
+        """
         self.num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
-        self.num_skipped = 0  # prompts of another dataset do not count in the passes over this one
+        self.num_skipped = 0  # prompts that were skipped before do not count
 
 
 class _MapStyleSource:

@@ -96,8 +96,8 @@ def rollout_log(
         metrics = rollout_metrics(rollout.rounds, reward_names, weights_F)
         metrics |= source_metrics(rollout, sampler.sources, weights_F)
     if groups := rollout.decided_groups:
-        # Computed here because TRL expects groups of equal size, and compares a standard deviation with 0, above
-        # which rounding may lift that of equal rewards.
+        # Computed here because TRL expects groups of equal size. And it takes rewards as equal if their standard
+        # deviation is 0, which rounding may make a little larger.
         num_equal = sum(not _differs(group.rewards, weights_F) for group in groups)
         metrics["frac_reward_zero_std"] = num_equal / len(groups)
     reasons = rollout.drop_reasons
@@ -230,10 +230,11 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
 def describe_empty_batch(rollout: Rollout, num_short: int) -> str:
     """Describe that a rollout of the mode "mask", which samples one batch, has no group to train on."""
     reasons = _list_drop_reasons(rollout)
-    when = f"for {num_short} rollouts in a row" if num_short > 1 else "in this rollout"
+    when, of_last = "in this rollout", ""
+    if num_short > 1:
+        when, of_last = f"for {num_short} rollouts in a row", " in the last one"
     return (
-        f"No group was accepted {when} (dropped in the last one: {reasons}), so no weights are changed. "
-        f"{advise(rollout)}"
+        f"No group was accepted {when} (dropped{of_last}: {reasons}), so no weights are changed. {advise(rollout)}"
     ).rstrip()
 
 

@@ -31,14 +31,15 @@ class AcceptanceRate:
     # 1.47 rounds. With twice the cost they sample 2% and 10% more groups.
     ROUND_COST = 0.16
     MIN_ROUND_COST = 12
-    # The same share if surplus groups are carried over to the next rollout, so that they only become staler. At
-    # acceptance rates from 0.1 to 0.55, batches of 32 and 512 take 1.11 and 1.03 rounds (1.35 and 1.15 with
-    # ROUND_COST), and a share of 0.19 and 0.08 of the groups that train is one rollout stale (0.12 and 0.04 with
-    # ROUND_COST). Accuracy was one point lower only for a batch of 16, of which a share of 0.31 was stale.
+    # The share if surplus groups are carried over to the next rollout. It is larger then, because surplus is not lost
+    # and only becomes staler. At acceptance rates from 0.1 to 0.55, batches of 32 and 512 take 1.11 and 1.03 rounds
+    # (1.35 and 1.15 with ROUND_COST), and 19% and 8% of the groups that train are one rollout stale (12% and 4% with
+    # ROUND_COST). Accuracy was one point lower only for a batch of 16, of which 31% were stale.
     CARRY_ROUND_COST = 0.64
-    # The same if a further round makes both the engine and the training wait. At acceptance rates from 0.33 to 0.55, a
-    # batch of 512 takes a second round in 0.3% of rollouts and carries a share of 0.1 (in 2.4% if the rate itself
-    # changes by 0.01 from round to round). A batch of 16 takes one in 1.3% and carries a share of 0.4.
+    # The share, and the fixed number, if a further round makes both the engine and the training wait. At acceptance
+    # rates from 0.33 to 0.55, a batch of 512 takes a second round in 0.3% of rollouts and carries 10% of its groups
+    # (in 2.4% if the rate itself changes by 0.01 from round to round). A batch of 16 takes one in 1.3% and carries
+    # 40%.
     STALLING_ROUND_COST = 2.56
     MIN_STALLING_ROUND_COST = 48
     # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With 1.5, 0.2%

@@ -130,8 +130,9 @@ def plan_scoring(
     for group in to_move:
         share = min(shares, key=len)  # the first one if several are shortest
         share += [Completion(group, index) for index in range(group.num_generations)]
-    # TRL gathers equally many rewards from each process, so shorter shares are filled up with copies. Reward functions
-    # are not called on these.
+    # TRL gathers equally many rewards from each process, so shorter shares are filled up with copies, on which reward
+    # functions are not called. An empty share gets copies of one group, on which they are called: a reward function
+    # may have to be called on all processes.
     longest = max(map(len, shares))
     for share in shares:
         copied = list(share) or [Completion(to_move[0], index) for index in range(to_move[0].num_generations)]

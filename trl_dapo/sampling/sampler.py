@@ -120,7 +120,7 @@ class Sampler:
         self.sources: list[str] = []
         self.unanswered: set[int] = set()  # numbers of the groups in flight whose completions were lost
         self._is_open = False  # whether a rollout is under way
-        self._passes_at_last_group = stream.passes_taken  # passes when a group was last accepted
+        self._place_of_last_group = stream.place  # where the stream was when a group was last accepted
         self._passes_without_group = 0
         self._has_warned_of_batches = False
 
@@ -195,7 +195,7 @@ class Sampler:
         self, due: list[GenerationRequest], requested_ahead: list[GenerationRequest]
     ) -> list[GenerationRequest]:
         """Return the due requests, with further ones if the processes cannot share them equally otherwise."""
-        # The processes can share all requests made ahead equally, so this ends with equal shares at the latest.
+        # At the latest, the shares are equal when all requests made ahead are taken.
         others = [request for request in requested_ahead if request.expires_at > self.rollout.number]
         requests = list(due)
         while others and num_completions_of(requests) % self.selection.num_ranks:
@@ -245,7 +245,7 @@ class Sampler:
                 self.queue.record_decision(group, GroupState.PARTIAL)
         self.selection.observe(decisions)
         if decisions.are_whole and None in decisions.reasons:
-            self._passes_at_last_group = self.stream.passes_taken
+            self._place_of_last_group = self.stream.place
 
     def finish_rollout(self) -> Batch:
         """End the rollout. Return its batch, and what became of the other groups."""
@@ -377,7 +377,7 @@ class Sampler:
         Return how many whole passes over the dataset brought no accepted group, if it is time to warn of them,
         otherwise 0.
         """
-        num_passes = int(self.stream.passes_taken - self._passes_at_last_group)
+        num_passes = int(self.stream.passes_since(self._place_of_last_group))
         # Warn after 1, 2, 4, 8, ... passes: a warning for each pass over a small dataset would bury all other lines.
         has_doubled = num_passes.bit_length() > self._passes_without_group.bit_length()
         self._passes_without_group = num_passes
@@ -392,7 +392,8 @@ class Sampler:
         num_batches = rollout.num_completions / (self.target * self.num_generations)
         if self._has_warned_of_batches or rollout.accepted or num_batches < BATCHES_BEFORE_WARNING:
             return False
-        self._has_warned_of_batches = self.num_missing > 0 and not self.has_given_up and self.completions_left > 0
+        has_room = self.completions_left >= self.selection.min_round_completions
+        self._has_warned_of_batches = self.num_missing > 0 and not self.has_given_up and has_room
         return self._has_warned_of_batches
 
     # ---- Several runs in one process ----
@@ -417,7 +418,7 @@ class Sampler:
         self.reset_totals()
         self.num_rollouts, self.sources = 0, []
         self.unanswered, self._is_open = set(), False
-        self._passes_at_last_group, self._passes_without_group = self.stream.passes_taken, 0
+        self._place_of_last_group, self._passes_without_group = self.stream.place, 0
 
     # ---- Checkpoints ----
 
@@ -437,7 +438,7 @@ class Sampler:
             "sources": self.sources,
             "short_rollouts_in_a_row": self.short_rollouts_in_a_row,
             "totals": asdict(self.totals),
-            "passes_at_last_group": self._passes_at_last_group,
+            "place_of_last_group": list(self._place_of_last_group),
         }
 
     def load_state_dict(
@@ -461,11 +462,11 @@ class Sampler:
         keeps_groups = queue is not None and not differs
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
-            self._passes_at_last_group = self.stream.passes_taken
+            self._place_of_last_group = self.stream.place
         else:
             self.stream.load_state_dict(state["stream" if keeps_groups else "stream_before_requests"])
-            self._passes_at_last_group = state["passes_at_last_group"]
-        self._passes_without_group = int(self.stream.passes_taken - self._passes_at_last_group)
+            self._place_of_last_group = tuple(state["place_of_last_group"])
+        self._passes_without_group = int(self.stream.passes_since(self._place_of_last_group))
         self.selection.round_size.load_state_dict(state["round_size"])
         self.num_rollouts, self.short_rollouts_in_a_row = state["num_rollouts"], state["short_rollouts_in_a_row"]
         self.sources, self.totals = list(state["sources"]), Totals(**state["totals"])

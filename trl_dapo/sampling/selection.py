@@ -160,7 +160,10 @@ class Selection:
 
     @property
     def min_round_completions(self) -> float:
-        """Number of completions below which a round is not worth its cost: a quarter of a batch, in equal shares."""
+        """
+        Number of completions below which a round is not worth its cost: a quarter of a batch, or as few whole groups
+        as the processes can share equally, if these are more.
+        """
         return max(self.target / 4, self.group_multiple) * self.num_generations
 
     @property
@@ -378,7 +381,7 @@ class _Draw:
             self._predicted += acceptance
             if size < num_generations:
                 self._predicted_partial += acceptance
-        # If the engine has no room for a whole group, only its first completions are requested.
+        # Only first completions are counted: `shrink_to_fit` reduces whole groups to these if there is no room.
         self._engine_room -= min(size, self._max_screen_size)
         self._completions_left -= size + self._acceptance_rate * (num_generations - size)
 

@@ -53,7 +53,7 @@ class SampledRollout(NamedTuple):
 
 
 @dataclass
-class Window:
+class StepStart:
     """
     The state in which an optimizer step began, and what was sampled for the step.
 
@@ -62,13 +62,13 @@ class Window:
     the same process only goes back to the beginning of the step, and samples again.
     """
 
-    start: int  # its first micro-step, counted over the run
+    micro_step: int  # its first micro-step, counted over the run
     global_step: int  # optimizer steps that were complete
     accumulation: int  # `gradient_accumulation_steps`
     metrics: dict[str, list[float]]  # that were not logged yet
     entropy: tuple[float, float] | None  # see `_entropy_state`
     rollout: list[dict] | None  # that it began with, unless it began with a new one
-    sampled: dict[int, SampledRollout]  # by the micro-step of the window at which they begin
+    sampled: dict[int, SampledRollout]  # by the micro-step within the step at which they begin
     random_state: list[Tensor] | None = None  # of torch, after sampling and before the first pass with gradient
     is_applied: bool = False  # whether the optimizer has changed the weights
 
@@ -93,9 +93,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._window_batches: list = []  # batches from the dataloader for the next optimizer step
         self._window_microbatches: deque[dict] = deque()  # remaining micro-batches of the present optimizer step
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all processes
-        self._window: Window | None = None  # of the present or the last optimizer step
-        # `Window.sampled` and `Window.random_state` of a checkpoint within a step, until the resumed run repeats the
-        # step.
+        self._step_start: StepStart | None = None  # of the present or the last optimizer step
+        # `StepStart.sampled` and `StepStart.random_state` of a checkpoint within a step, until the resumed run repeats
+        # this step.
         self._sampled_before: dict[int, SampledRollout] = {}
         self._random_state_before: list[Tensor] | None = None
         self._num_rollouts_left = 0  # after the present one
@@ -116,7 +116,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
                 deepspeed_optimizer=lambda: self.model_wrapped.basic_optimizer if self.is_deepspeed_enabled else None,
-                after_step=self._mark_window_as_applied,
+                after_step=self._mark_step_as_applied,
             )
         )
         self._initialized = True
@@ -375,8 +375,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if callable(train):
             train()
         batches = self._window_batches or [inputs]
-        self._window = Window(
-            start=self._step,
+        self._step_start = StepStart(
+            micro_step=self._step,
             global_step=self.state.global_step,
             accumulation=int(self.args.gradient_accumulation_steps),
             metrics={name: [*values] for name, values in self._metrics["train"].items()},
@@ -385,36 +385,36 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             sampled={**self._sampled_before},
         )
         self._sampled_before = {}
-        self._sample_and_pack(batches, self._window.sampled)
+        self._sample_and_pack(batches, self._step_start.sampled)
         if self._random_state_before is not None:
             # transformers has restored the random state at the time of the checkpoint. Passes with dropout had drawn
             # from it by then.
             set_random_state_of_torch(self._random_state_before)
             self._random_state_before = None
-        self._window.random_state = random_state_of_torch()
+        self._step_start.random_state = random_state_of_torch()
         self._window_batches = []
 
     @property
-    def _unfinished_window(self) -> Window | None:
+    def _unfinished_step(self) -> StepStart | None:
         """
-        The window of the present optimizer step, if the step has begun and has not changed the weights yet.
+        The start of the present optimizer step, if the step has not changed the weights yet.
 
         That is so if a checkpoint is saved in the middle of the step (`enable_jit_checkpoint`), and after an error.
         """
-        window = self._window
+        start = self._step_start
         # Gradients that overflow in float16 end a step without a change of the weights.
-        is_over = window is None or window.is_applied or self.state.global_step != window.global_step
-        return None if is_over else window
+        is_over = start is None or start.is_applied or self.state.global_step != start.global_step
+        return None if is_over else start
 
-    def _mark_window_as_applied(self) -> None:
-        if self._window is not None:
-            self._window.is_applied = True
+    def _mark_step_as_applied(self) -> None:
+        if self._step_start is not None:
+            self._step_start.is_applied = True
 
     def _restart_interrupted_step(self) -> None:
         """If the last optimizer step was interrupted, go back to its first micro-step."""
-        last, unfinished, self._window = self._window, self._unfinished_window, None
+        last, unfinished, self._step_start = self._step_start, self._unfinished_step, None
         if unfinished is not None:
-            self._step, self._buffered_inputs = unfinished.start, unfinished.rollout
+            self._step, self._buffered_inputs = unfinished.micro_step, unfinished.rollout
             if unfinished.entropy is not None:
                 self.entropy_coef, self._last_world_entropy = unfinished.entropy
         accumulation = self.args.gradient_accumulation_steps
@@ -457,7 +457,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         run = super()._get_per_token_logps_and_entropies
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
-        # Passes without gradient are trimmed in the same way as those with gradient. Evaluation trims neither.
+        # Passes without gradient are trimmed in the same way as those with gradient, but not during an evaluation.
         is_whole = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
         if batch_size is None or is_whole or not (self._initialized and self._trims_padding):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
