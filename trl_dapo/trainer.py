@@ -413,7 +413,9 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         # The metrics of one rollout: those of TRL, over all completions that were sampled, and those of the sampler.
         sampling = {"tokens_trained": float(rollouts["num_items_in_batch"])}
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
-        log |= self._task.metrics([group.rewards for group in sampler.rollout.decided_groups], sampler.skipped)
+        log |= self._task.metrics(
+            [group.rewards for group in sampler.rollout.decided_groups], sampler.skipped_pass_rates
+        )
         num_waited = self._ahead.flush_timings()
         if self.args.rollouts_ahead:
             log["rollouts_ahead/groups_waited_for"] = num_waited
@@ -421,7 +423,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         metrics = self._metrics["train"]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
-            if name.startswith("sampling/"):  # computed from log-probabilities, which only trained rows have
+            if name.startswith("sampling/"):  # computed from log-probabilities, which only the rows of a batch have
                 metrics[name].extend(values)
         metrics["trained_reward"].extend(self._replay_metrics["reward"])
         return rollouts
@@ -553,7 +555,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         """Store the present policy's log-probabilities of completions kept for later rollouts. Collective."""
         groups = sorted(sampler.queue.held, key=lambda group: (-group.num_received, group.number))
         rows = [row for group in groups for _, row in sorted(group.rows.items()) if row.old_logps is None]
-        # Processes that share weights must make the same passes, so each gets equally many rows.
+        # With FSDP or ZeRO-3 all processes must make the same passes, so each gets equally many rows.
         most = max(gather_object([len(rows)]))
         if most == 0:
             return

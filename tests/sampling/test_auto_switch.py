@@ -164,7 +164,7 @@ class Skipping(SelectionPolicy):
 
     def __init__(self, correct, wrong, saving=2.0):
         self.beta, self.saving = (correct, wrong), saving
-        self.skipped = []
+        self.skipped_distributions = []
 
     def pass_rate_distribution(self, name):
         return self.beta
@@ -209,9 +209,9 @@ def test_prompts_that_were_skipped_count_for_what_was_expected_of_them():
     # Uniform pass rates: of four completions all are correct with probability 1 / 5, and all incorrect as well.
     policy = Skipping(1.0, 1.0)
     switch = AutoSwitch([policy], [policy], num_generations=4)
-    policy.skipped += [(1.0, 1.0)] * 2
+    policy.skipped_distributions += [(1.0, 1.0)] * 2
     switch.observe(Decisions([Group(4)], [None], 0, [(2, 4)]))
-    policy.skipped += [(1.0, 1.0)]  # after the last round, by a draw ahead
+    policy.skipped_distributions += [(1.0, 1.0)]  # after the last round, by a draw ahead
     switch.start_rollout()
     assert switch.acceptance.num_groups == 4
     assert switch.acceptance.num_accepted == pytest.approx(1 + 3 * 3 / 5)
@@ -224,10 +224,10 @@ def test_what_each_of_two_policies_skipped_is_counted_once():
     """
     one, other = Skipping(1.0, 1.0), Skipping(1.0, 1.0)
     switch = AutoSwitch([one, other], [one, other], num_generations=4)
-    one.skipped += [(1.0, 1.0)]
-    other.skipped += [(1.0, 1.0)]
+    one.skipped_distributions += [(1.0, 1.0)]
+    other.skipped_distributions += [(1.0, 1.0)]
     switch.observe(Decisions([Group(4)], [None], 0, [(2, 4)]))
-    one.skipped += [(1e-9, 1.0)]
+    one.skipped_distributions += [(1e-9, 1.0)]
     switch.start_rollout()
     assert switch.acceptance.num_groups == 4
     assert switch.acceptance.num_accepted == pytest.approx(1 + 2 * 3 / 5)

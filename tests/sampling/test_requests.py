@@ -126,5 +126,5 @@ def test_an_example_whose_keys_json_cannot_hold_is_told_from_others():
     odd = {"id": 1, "prompt": "1+1", "at": {(1, 2): 3, 4: 5}}
     other = odd | {"at": {(1, 2): 4}}
     assert prompt_name(odd | {"id": None}) != prompt_name({"prompt": "1+1", "at": {(1, 2): 4, 4: 5}})
-    states = [PromptGroup(0, "1", example, 8, (0, 0)).state_dict()["example"] for example in (odd, other)]
+    states = [PromptGroup(0, "1", example, 8, (0, 0)).state_dict()["example_digest"] for example in (odd, other)]
     assert states[0] != states[1]

@@ -548,7 +548,7 @@ def drawn_twice(num_partial, options, at_resume, lost=None):
     one.request_ahead()
     drawn, queue = facts(one.queue.requests_in_flight), one.queue.state_dict()
     if lost is not None:
-        queue["groups"][lost]["example"] = "another"
+        queue["groups"][lost]["example_digest"] = "another"
     other, _ = resumed(saved(one), queue, **options | at_resume)
     return (drawn, one.stream.state_dict()), (facts(other.queue.requests_in_flight), other.stream.state_dict()), other
 
@@ -935,14 +935,14 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
         def draw_skip(self, prompt_id, num_generations, may_skip):
             self.asked += 1
-            self.skipped += [(1.0, 1.0)] * (skips := int(prompt_id) % 2 == 0)
+            self.skipped_distributions += [(1.0, 1.0)] * (skips := int(prompt_id) % 2 == 0)
             return skips
 
     memory = SkipsEven(seed=0)
     sampler = new(2, carries=True, batch_multiplier=1.0, rollouts_ahead=1, memory=memory)
     play(sampler, [YES] * 2, [(1, 2)] * 2)
     sampler.finish_rollout()
-    assert sampler.skipped == []
+    assert sampler.skipped_pass_rates == []
     sampler.request_ahead()
     assert names(sampler.queue.requests_in_flight) == ["1", "3"]
     of_other = SkipsEven(seed=0)
@@ -955,10 +955,13 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
         memory=of_other,
     )
     assert of_other.asked == 0
-    assert len(sampler.skipped) == 2  # prompts 0 and 2
+    assert len(sampler.skipped_pass_rates) == 2  # prompts 0 and 2
+    # The totals have them before a checkpoint is saved.
+    assert (sampler.totals.num_skipped, other.totals.num_skipped) == (2, 2)
     for either in (sampler, other):
         either.start_rollout()
-        assert either.skipped == []
+        assert either.totals.num_skipped == 2
+        assert either.skipped_pass_rates == []
         assert names(either.next_requests()) == ["1", "3"]
 
 
@@ -1089,11 +1092,11 @@ def test_the_rest_of_a_partial_group_in_flight_is_counted_on_and_no_prompt_is_re
 def test_a_prompt_that_one_policy_skips_is_not_put_to_the_next():
     class Skips(SelectionPolicy):
         def __init__(self, names):
-            self.names, self.skipped = names, []
+            self.names, self.skipped_distributions = names, []
 
         def skips(self, name, may_skip):
             if name in self.names:
-                self.skipped.append((1.0, 1.0))
+                self.skipped_distributions.append((1.0, 1.0))
             return name in self.names
 
     class SkipsToo(Skips):
@@ -1102,7 +1105,7 @@ def test_a_prompt_that_one_policy_skips_is_not_put_to_the_next():
     sampler = Sampler(stream(), target=2, num_generations=G, policies=[Skips("01"), SkipsToo("12")])
     sampler.start_rollout()
     assert names(sampler.next_requests()) == ["3", "4"]
-    assert len(sampler.skipped) == 3  # prompts 0, 1 and 2, each of them once
+    assert len(sampler.skipped_pass_rates) == 3  # prompts 0, 1 and 2, each of them once
 
 
 def in_second_rollout(monkeypatch):

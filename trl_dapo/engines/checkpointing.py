@@ -68,7 +68,7 @@ class CheckpointMixin(TypedGRPOTrainer):
 
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         parts: list[dict] = super()._roll_out(batch)  # type: ignore[misc]  # in `UpdatePhaseMixin`
-        self._fingerprint = self._current_fingerprint()  # a callback may change the weights before they are saved
+        self._fingerprint = self._current_fingerprint()  # now, since a callback may change reward weights later
         return parts
 
     def _current_fingerprint(self) -> dict[str, Any]:
@@ -84,8 +84,9 @@ class CheckpointMixin(TypedGRPOTrainer):
             local = None if self.args.save_only_model else self._local_state()
             folder.mkdir(parents=True, exist_ok=True)
             if self.args.should_save:
-                # The folder may contain a checkpoint: of an earlier run, or of this step, because
-                # `enable_jit_checkpoint` saves within the next one. It is not complete while it is overwritten.
+                # The folder may contain a checkpoint already: of an earlier run, or of this one, because
+                # `enable_jit_checkpoint` saves in the middle of step N + 1 to `checkpoint-N`. The file that marks a
+                # checkpoint as complete is deleted before the others are overwritten.
                 (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
                 if local is None:
                     delete_all_but_model(folder)
@@ -107,9 +108,10 @@ class CheckpointMixin(TypedGRPOTrainer):
         return {
             "step": step if phase else 0,
             "generate_every": self._generate_every,
-            "accumulation": int(self.args.gradient_accumulation_steps),  # may be of a subclass that marks a default
+            "accumulation": int(self.args.gradient_accumulation_steps),  # it may be a `ComputedSize`
             "rollout": rollout if phase else None,
-            "sampled": {i: tuple(rollout) for i, rollout in sampled.items()},  # the names need `weights_only=False`
+            # Plain tuples, since a `SampledRollout` could not be loaded with `weights_only=True`.
+            "sampled": {i: tuple(one) for i, one in sampled.items()},
             "random_state": random_state,
         }
 
@@ -145,13 +147,16 @@ class CheckpointMixin(TypedGRPOTrainer):
         """
         theirs, own = dict(local["fingerprint"]), self._current_fingerprint()
         if local["update"]["rollout"] is not None or local["update"]["sampled"]:
-            sizes = self._sizes_of_rollout(local["update"])
+            sizes = self._settings_of_rollout(local["update"])
             theirs |= sizes
             own |= {name: getattr(self.args, name) for name in sizes}
         return {name: (theirs[name], own[name]) for name in theirs if name in own and theirs[name] != own[name]}
 
-    def _sizes_of_rollout(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Return settings that determined the sizes of a checkpoint's rollout, and that must be equal to use it."""
+    def _settings_of_rollout(self, update: dict[str, Any]) -> dict[str, Any]:
+        """
+        Return settings that the rows of a checkpoint's rollout depend on, by their number, their tensors and the steps
+        that train on them, each with its value then. The rows are only used if these settings are equal.
+        """
         generate_every = update["generate_every"]
         rollout = update["rollout"] or next(iter(update["sampled"].values()))[0]
         sizes: dict[str, Any] = {
@@ -163,9 +168,9 @@ class CheckpointMixin(TypedGRPOTrainer):
             sizes["beta"] = 0.0
         step_in_rollout = update["step"] % generate_every
         if step_in_rollout % self.args.gradient_accumulation_steps or update["sampled"]:
-            # With another value, no optimizer step would end together with the rollout, which is when the limits of
-            # the run are checked. It also decides whether a rollout that no step has trained on yet needs old
-            # log-probabilities.
+            # Within a rollout: with another value, no optimizer step would end together with it, and the limits of the
+            # run are checked where one does. Within a step: the value decided whether the rollouts that were sampled
+            # for the step have old log-probabilities.
             sizes["gradient_accumulation_steps"] = update["accumulation"]
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
         if corrects and self.loss_type != "dapo" and "importance_sampling_ratio" not in rollout[0]:
@@ -273,8 +278,8 @@ class CheckpointMixin(TypedGRPOTrainer):
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
         # The sampler reads the dataset. TRL's data loader only paces the training loop, so it gets a dataset of empty
-        # prompts. With the real one, every example would be read twice, and a resumed run would skip as many examples
-        # as TRL counts batches, not as many as the sampler has used.
+        # prompts. With the real one, every example would be read twice, and a resumed run would skip the
+        # examples of the batches that the training loop has taken, not those that the sampler has used.
         empty_prompts = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
         with patched(self, train_dataset=empty_prompts):
             return super().get_train_dataloader()

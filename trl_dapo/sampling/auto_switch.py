@@ -57,11 +57,12 @@ class AutoSwitch(SelectionPolicy):
         self._all_policies = list(all_policies)
         self._num_generations = num_generations
         self.acceptance = AcceptanceRate()  # of whole groups of all prompts, including skipped ones
-        # Counts of the present rollout. They are only used once it has ended, because groups of equal size are decided
-        # on together, so that the counts before the end are not a fair sample.
+        # Counts of the present rollout. They are only used once it has ended: in a round, whole groups and first
+        # completions are decided on one after the other, so before the end the counts may be of one kind alone.
         self._num_prompts = 0
         self._num_accepted = 0.0  # expected values for groups whose outcome is not known
-        self._num_skipped_counted: Counter[SelectionPolicy] = Counter()  # of the prompts that each policy skipped
+        # How many of each policy's skipped prompts of this rollout are counted.
+        self._num_skipped_counted: Counter[SelectionPolicy] = Counter()
         self._messages: list[str] = []
         for policy in self._switchable:
             policy.is_on = False
@@ -85,12 +86,12 @@ class AutoSwitch(SelectionPolicy):
         self._count_skipped()
 
     def _count_skipped(self) -> None:
-        """Count prompts that were skipped since they were last counted."""
+        """Count the prompts that were skipped since the last call."""
         for policy in self._all_policies:
-            for correct, incorrect in policy.skipped[self._num_skipped_counted[policy] :]:
+            for correct, incorrect in policy.skipped_distributions[self._num_skipped_counted[policy] :]:
                 self._num_prompts += 1
                 self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
-            self._num_skipped_counted[policy] = len(policy.skipped)
+            self._num_skipped_counted[policy] = len(policy.skipped_distributions)
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
         """Return the probability that the rest of a group would differ from its first completions, which are equal."""
@@ -113,7 +114,7 @@ class AutoSwitch(SelectionPolicy):
         self._num_prompts, self._num_accepted = 0, 0.0
         self._num_skipped_counted.clear()
         rate, deviation = self.acceptance.rate, self.acceptance.deviation
-        # The messages give these bounds, since the rate itself is never 0, even if no group was accepted.
+        # The messages give these bounds. The rate itself is an estimate that is above 0 even if no group was accepted.
         at_most, at_least = rate + self.NUM_DEVIATIONS * deviation, rate - self.NUM_DEVIATIONS * deviation
         for policy in self._switchable:
             saving = policy.expected_saving(self._num_generations)

@@ -16,11 +16,14 @@ from typing import Any
 _LONGEST_SOURCE = 64  # characters, since a source becomes part of a metric's name
 NO_SOURCE = "dataset"  # the source under which an evaluation lists problems that have none
 _BEFORE_HASH = " #"
-_NAME = re.compile(rf"{_BEFORE_HASH}[0-9a-f]{{16}}$")  # the end of a name that begins with an id
+_HASH_AFTER_ID = re.compile(rf"{_BEFORE_HASH}[0-9a-f]{{16}}$")
 
 
 def digest(text: str, algorithm: str = "blake2b") -> str:
-    """Return a hash of 16 hexadecimal digits, the same in every process. Checkpoints use BLAKE2, journals SHA-256."""
+    """
+    Return a hash of 16 hexadecimal digits, the same in every process. Checkpoints use BLAKE2, and the journals of
+    evaluations SHA-256.
+    """
     data = text.encode(errors="surrogatepass")
     # Both algorithms stay, so that names in existing files remain valid.
     return (hashlib.sha256(data) if algorithm == "sha256" else hashlib.blake2b(data, digest_size=8)).hexdigest()[:16]
@@ -38,7 +41,7 @@ def prompt_name(example: Mapping[str, Any]) -> str:
 
 def id_in(name: str) -> str:
     """Return the id that a name begins with, or the name itself if it has no id."""
-    return _NAME.sub("", name)
+    return _HASH_AFTER_ID.sub("", name)
 
 
 def shown_names(names: Collection[str]) -> dict[str, str]:
@@ -49,7 +52,10 @@ def shown_names(names: Collection[str]) -> dict[str, str]:
 
 
 def problem_id(example: Mapping[str, Any]) -> str | None:
-    """Return a row's `id`, or a hash of its prompt. `None` if it has no prompt, or one that JSON cannot hold."""
+    """
+    Return a row's `id`, or a hash of its prompt. `None` if it has neither, or has no id but images or a prompt that
+    JSON cannot hold.
+    """
     if has_id(example):
         return str(example["id"])
     if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
@@ -67,7 +73,8 @@ def id_of_prompt(example: Mapping[str, Any]) -> str:
 
 def problem_source(example: Mapping[str, Any]) -> str | None:
     """
-    Return the benchmark that a row belongs to. `None` if its `source` column holds something else, such as texts.
+    Return the source of a row, such as the name of a benchmark. `None` if it has none, or if its `source` is not a
+    short text or an integer: some datasets have whole texts there.
     """
     source = example.get("source")
     if not isinstance(source, (str, int)) or not 0 < len(str(source)) <= _LONGEST_SOURCE:

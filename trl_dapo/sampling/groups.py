@@ -57,7 +57,8 @@ class GenerationRequest:
     """
     A request to the engine for completions of one group: all of them, its first ones, or the rest.
 
-    Which of these it is can be told only until its completions are received.
+    Which of these it is follows from how many completions the group has. So `is_first` and `is_whole` are only right
+    until the completions are received.
     """
 
     group: "PromptGroup"
@@ -74,7 +75,7 @@ class GenerationRequest:
 
     @property
     def may_wait(self) -> bool:
-        """Whether a rollout after the next one may receive the completions."""
+        """Whether the completions may be received two rollouts after the one whose weights sample them."""
         return self.expires_at > self.weights_rollout + 1
 
     @property
@@ -186,7 +187,7 @@ class PromptGroup:
             "name": self.name,
             "stream_position": self.stream_position,
             # An accepted group requests no more completions, so its example is not needed again.
-            "example": None if is_accepted else content_digest({**self.example, "id": None}),
+            "example_digest": None if is_accepted else content_digest({**self.example, "id": None}),
             "source": self.source,
             "state": self.state.value,
             "request": None
@@ -228,7 +229,7 @@ _PLAIN_COLUMNS = (
 
 def is_example_of(example: dict[str, Any], state: dict[str, Any]) -> bool:
     """Return whether an example has the same content as that of a saved group."""
-    return content_digest({**example, "id": None}) == state["example"]
+    return content_digest({**example, "id": None}) == state["example_digest"]
 
 
 def new_group(

@@ -70,7 +70,7 @@ class SelectionPolicy:
 
     # The pass rates of the prompts that it skipped since the rollout began, each as the two parameters of a Beta
     # distribution.
-    skipped: Sequence[tuple[float, float]] = ()
+    skipped_distributions: Sequence[tuple[float, float]] = ()
 
     def start_rollout(self) -> None:
         """Prepare for a new rollout."""

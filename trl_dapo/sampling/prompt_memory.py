@@ -133,10 +133,10 @@ class PromptMemory(SelectionPolicy):
         self._num_draws = 0
         self._num_halvings = 0  # how often all evidence was halved
         self._surprise = 0.0  # the sum of log-likelihood ratios
-        self.skipped: list[tuple[float, float]] = []
+        self.skipped_distributions: list[tuple[float, float]] = []
 
     def start_rollout(self) -> None:
-        self.skipped.clear()
+        self.skipped_distributions.clear()
 
     def skips(self, name: str, may_skip: bool) -> bool:
         return self.draw_skip(name, self.num_generations, may_skip)
@@ -173,7 +173,7 @@ class PromptMemory(SelectionPolicy):
         return "no prompt is skipped"
 
     def metrics(self) -> dict[str, float]:
-        return {"skipped_by_memory": float(len(self.skipped))}
+        return {"skipped_by_memory": float(len(self.skipped_distributions))}
 
     def expected_acceptance(self, name: str, num_generations: int) -> float:
         """Return the probability that a new group of this prompt is accepted."""
@@ -196,7 +196,7 @@ class PromptMemory(SelectionPolicy):
         record.num_skipped = record.num_skipped + 1 if skip else 0
         if skip:
             record.num_passes += 1
-            self.skipped.append((correct, incorrect))
+            self.skipped_distributions.append((correct, incorrect))
         return skip
 
     def _visits_per_pass(self, acceptance: float, unseen: float) -> float:
@@ -258,7 +258,8 @@ class PromptMemory(SelectionPolicy):
     def _draw(self, name: str) -> float:
         """Draw a uniform number in [0, 1) that depends only on the seed, the prompt and the number of draws so far."""
         self._num_draws += 1
-        # Only the id is used. The hash in the name depends on all columns, and an added column must not change draws.
+        # Without the hash that follows an id in the name, which depends on all columns: another column must not change
+        # draws. It does for a prompt without an id.
         return int(digest(f"{self.seed}/{self._num_draws}/{id_in(name)}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
@@ -284,7 +285,7 @@ class PromptMemory(SelectionPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, to which `records` of the parquet file were added."""
         self._records = state.get("records", {})
-        self.skipped.clear()
+        self.skipped_distributions.clear()
         self.population.load_state_dict(state)
         for name in self._STATE:
             setattr(self, name, state[name.lstrip("_")])

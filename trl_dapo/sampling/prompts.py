@@ -229,12 +229,13 @@ class _MapStyleSource:
         """Return the names of the rows with these indices."""
         new = [i for i in indices if not self._names[i]]
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
-            needs_row = self._has_media and self._id_of(example) not in self._own_ids
+            # Media are not part of the hash, so rows that differ only in these would have the same name.
+            needs_row = self._has_media and self._id_of(example) not in self._unique_ids
             self._names[i] = prompt_name(example | {"row": i} if needs_row else example)
         return [self._names[i] for i in indices]
 
     @cached_property
-    def _own_ids(self) -> set[tuple[str, str]]:
+    def _unique_ids(self) -> set[tuple[str, str]]:
         """The pairs of source and id that occur in only one row."""
         columns = [name for name in ("id", "source") if name in self._named_by.column_names]
         if "id" not in columns:
@@ -248,7 +249,7 @@ class _MapStyleSource:
 
     def rows_by_name(self, columns: Collection[str]) -> dict[str, dict[str, Any]]:
         rows = self._named_by.select_columns([name for name in columns if name in self._named_by.column_names])
-        return dict(zip(self.names(range(self.length)), rows, strict=False))  # none without columns
+        return dict(zip(self.names(range(self.length)), rows, strict=False))  # nothing without columns
 
     def fingerprint(self) -> dict[str, str]:
         """Return a hash of the dataset's length and of the names of prompts spread evenly over it."""
@@ -295,7 +296,10 @@ class _IterableSource:
             yield prompt_name(example), example
 
     def fingerprint(self) -> dict[str, str | None]:
-        """Return a hash of the names of the first rows, if these were read. A run that began after them has none."""
+        """
+        Return a hash of the names of the first rows of the first pass, if these were read. A run that was resumed with
+        a later pass has none.
+        """
         fingerprint: dict[str, str | None] = {"dataset": None}
         if self._first_rows is not None:
             fingerprint["first_rows"] = self._first_rows

@@ -133,20 +133,20 @@ class GroupQueue:
             step (`int`):
                 Optimizer steps before this rollout.
             keeps_together (`bool`, *optional*, defaults to `False`):
-                Whether requests that expire in the same rollout must stay together, because the processes can only
-                share all of them equally. Then a renewed request does not get more time if others that expire with
-                it were not lost.
+                Whether requests that expire in the same rollout must be received together, because the processes can
+                share them equally only if it is all of them. Then a lost request gets no more time if a request that
+                expires in the same rollout was not lost.
         """
-        expires_with_answered: set[int] = set()
+        expiries_of_others: set[int] = set()
         if keeps_together:
-            expires_with_answered = {
+            expiries_of_others = {
                 request.expires_at for request in self.requests_in_flight if request.group.number not in numbers
             }
         for request in self.requests_in_flight:
             if request.group.number not in numbers:
                 continue
             expires_at = request.expires_at
-            if request.may_wait and expires_at not in expires_with_answered:
+            if request.may_wait and expires_at not in expiries_of_others:
                 expires_at += rollout - request.weights_rollout  # its full time to wait starts again
             request.group.request = replace(request, weights_rollout=rollout, weights_step=step, expires_at=expires_at)
 

@@ -3,7 +3,6 @@
 """Counts of what one rollout has sampled so far, and of what a whole run has."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .batch import Batch
@@ -109,12 +108,13 @@ class Totals:
     num_skipped: int = 0  # prompts that were skipped
     skipped_accepted: float = 0.0  # how many of them would have been accepted, by their expected pass rates
 
-    def add(self, rollout: Rollout, batch: Batch, fell_short: bool, skipped: Sequence[float] = ()) -> None:
-        """
-        Add a finished rollout. `skipped` has the probability of acceptance of each prompt that was skipped in it.
-        """
-        self.num_skipped += len(skipped)
-        self.skipped_accepted += sum(skipped)
+    def add_skipped(self, acceptance: float) -> None:
+        """Add a prompt that was skipped. `acceptance` is the probability that its group would have been accepted."""
+        self.num_skipped += 1
+        self.skipped_accepted += acceptance
+
+    def add(self, rollout: Rollout, batch: Batch, fell_short: bool) -> None:
+        """Add a finished rollout."""
         if fell_short:
             self.short_rollouts += 1
         self.groups_sampled += rollout.num_groups

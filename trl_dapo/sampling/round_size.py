@@ -24,8 +24,8 @@ class AcceptanceRate:
 
     DECAY = 0.95  # factor on the weight of earlier rounds at each new round
     DRIFT = 0.01  # prior standard deviation of the change in the acceptance rate from one round to the next
-    # The assumed cost of one more round, in groups: this share of a batch, but at least the fixed number below it,
-    # since even a round of few prompts takes as long as its longest completion.
+    # The assumed cost of one more round, in accepted groups: this share of a batch, but at least the fixed number that
+    # follows, since even a round of few prompts takes as long as its longest completion.
     # At an acceptance rate of 1/3 (`benchmarks/sampling_policies.py`), a batch of 512 takes 1.15 rounds and 1.045
     # times the minimal number of groups, and a batch of 16 takes 1.18 rounds. With half the cost they take 1.50 and
     # 1.47 rounds. With twice the cost they sample 2% and 10% more groups.
@@ -140,9 +140,9 @@ class AcceptanceRate:
         """
         # The smallest n that covers the deficit d with a margin of z standard deviations. These contain the binomial
         # noise of the round and the variance v of the rate r: n r - z sqrt(n r (1 - r) + n^2 v) >= d. The margin is
-        # such that one more prompt costs as much as it saves (the newsvendor rule): c phi(z) = s, with the normal
-        # density phi, the standard deviation s at the expected size, and the cost c of one more round. If the rate is
-        # so uncertain that no margin is worth its cost, z is 0.
+        # such that one more accepted group costs as much as it saves (the newsvendor rule): c phi(z) = s, with the
+        # normal density phi, the standard deviation s at the expected size, and the cost c of one more round. If the
+        # rate is so uncertain that no margin is worth its cost, z is 0.
         rate, variance = self._fit()
         most = self._most_prompts(deficit)
         deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)

@@ -18,7 +18,10 @@ from .rows import Row, exchange_rows
 
 @dataclass
 class RoundRecording:
-    """A recording of TRL's method in one round, on this process. Only `metrics` are over all processes."""
+    """
+    The results of TRL's `_generate_and_score_completions` in one round, on this process. Only `metrics` are over all
+    processes.
+    """
 
     score: Callable[..., Tensor] | None = None  # replaces the reward functions; called like `_calculate_rewards`
     rows: list[Row] = field(default_factory=list)

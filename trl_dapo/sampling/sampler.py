@@ -15,6 +15,7 @@ the same decisions.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -123,6 +124,8 @@ class Sampler:
         self._place_of_last_group = stream.place  # where the stream was when a group was last accepted
         self._passes_without_group = 0
         self._has_warned_of_batches = False
+        # How many of each policy's skipped prompts of this rollout are in the totals.
+        self._num_skipped_counted: Counter[SelectionPolicy] = Counter()
 
     # ---- One rollout ----
 
@@ -138,6 +141,7 @@ class Sampler:
             self.totals.first_step = step
         self._is_open = True
         self.selection.start_rollout()
+        self._num_skipped_counted.clear()
         self.queue.forget_undecided()
         if was_interrupted or not self.rollouts_ahead:
             # Some groups of the interrupted round may have been decided on, and the processes may not be able to
@@ -180,8 +184,8 @@ class Sampler:
         """
         Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
-        Requests that were made ahead and expire with this rollout come first, then as many of the other requests made
-        ahead as the batch needs, and then new requests.
+        If requests that were made ahead expire with this rollout, these are returned. Otherwise as many of the other
+        requests made ahead as the batch needs are, or new ones, if none were made ahead.
         """
         requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
@@ -285,8 +289,8 @@ class Sampler:
         for group in queue.held:
             group.forget_extras()
         batch = Batch(train, fill, carried, discarded, kept, given_up)
-        skipped = [expected_acceptance(*rates, self.num_generations) for rates in self._distributions_of_skipped]
-        self.totals.add(rollout, batch, fell_short, skipped)
+        self.totals.add(rollout, batch, fell_short)
+        self._count_skipped()
         self.totals.gave_up = self.has_given_up
         self._is_open = False
         return batch
@@ -304,11 +308,13 @@ class Sampler:
             # Only after this rollout is complete and has received everything that was requested for it.
             if not self._is_open and not self.queue.requests_in_flight:
                 self._send_ahead([], self._requests_for_next_rollout())
-            return
-        # A group that is requested whole may wait for two rollouts. Other requests are due one rollout earlier, since
-        # the rest of their groups may still have to be requested.
-        requests = self._requests_for_rollouts(num_rollouts)
-        self._send_ahead(*separate_whole_requests(requests, self.selection.group_multiple))
+        else:
+            # A group that is requested whole may wait for two rollouts. Other requests are due one rollout earlier,
+            # since the rest of their groups may still have to be requested.
+            requests = self._requests_for_rollouts(num_rollouts)
+            self._send_ahead(*separate_whole_requests(requests, self.selection.group_multiple))
+        if not self._is_open:  # otherwise the end of the rollout counts these prompts
+            self._count_skipped()
 
     def _requests_for_next_rollout(self) -> list[GenerationRequest]:
         """Return the requests of the first round of the next rollout."""
@@ -363,14 +369,17 @@ class Sampler:
         return self.stream.passes if oldest is None else self.stream.passes_at(*oldest)
 
     @property
-    def skipped(self) -> list[float]:
+    def skipped_pass_rates(self) -> list[float]:
         """Expected pass rates of the prompts that were skipped since the rollout began."""
-        return [correct / (correct + incorrect) for correct, incorrect in self._distributions_of_skipped]
+        distributions = [one for policy in self.selection.policies for one in policy.skipped_distributions]
+        return [correct / (correct + incorrect) for correct, incorrect in distributions]
 
-    @property
-    def _distributions_of_skipped(self) -> list[tuple[float, float]]:
-        """The Beta parameters of the pass rates of the prompts that were skipped since the rollout began."""
-        return [rates for policy in self.selection.policies for rates in policy.skipped]
+    def _count_skipped(self) -> None:
+        """Add the prompts that were skipped since the last call to the totals."""
+        for policy in self.selection.policies:
+            for distribution in policy.skipped_distributions[self._num_skipped_counted[policy] :]:
+                self.totals.add_skipped(expected_acceptance(*distribution, self.num_generations))
+            self._num_skipped_counted[policy] = len(policy.skipped_distributions)
 
     def new_passes_without_group(self) -> int:
         """

@@ -467,7 +467,7 @@ def num_for_equal_shares(requests: Sequence[GenerationRequest], num_ranks: int) 
 def separate_whole_requests(
     requests: Sequence[GenerationRequest], multiple_of: int
 ) -> tuple[list[GenerationRequest], list[GenerationRequest]]:
-    """Return the requests for whole groups, a multiple of `multiple_of` of them, and the other requests."""
+    """Return as many requests for whole groups as make a multiple of `multiple_of`, and all other requests."""
     whole = [request for request in requests if request.is_whole]
     whole = whole[: len(whole) // multiple_of * multiple_of]
     numbers = {request.group.number for request in whole}

@@ -60,7 +60,8 @@ def run_trimmed(
     lengths = row_lengths(prompt_mask, completion_mask).tolist()
     found: list[Tensor | None] = [None, None]
     for indices in packer.pack_without_gradient(lengths, batch_size):
-        # Every process makes the same number of passes. A pass without rows gets one token of the first row.
+        # Processes that run in step make equally many passes. So a pass may be without rows, and gets one token of the
+        # first row.
         prompt_width, completion_width = widths([lengths[row] for row in indices], packer.multiple_of)
         columns = slice(prompt_mask.size(1) - prompt_width, prompt_mask.size(1) + completion_width)
         rows = torch.tensor(indices or [0], device=ids.device)

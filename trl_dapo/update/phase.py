@@ -78,7 +78,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     TRL's trainer with DAPO's loss (Clip-Higher, optionally TRL's `delta`, and an exact mean over the tokens of an
     optimizer step) and with micro-batches of equal cost.
 
-    With another `loss_type` than `"dapo"`, loss and micro-batches are TRL's, and only rows without loss are left out.
+    With another `loss_type` than `"dapo"`, loss and micro-batches are TRL's, except that rows that only fill the batch
+    are left out of the loss.
     """
 
     # Each optimizer step trains on the rows that `GRPOTrainer` would train on, after the same random assignment. With
@@ -102,7 +103,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._step_metrics = StepMetrics()  # of the present optimizer step
         self._budget = self.args.max_tokens_per_microbatch
         check_release(self)
-        self._attention_cost = 0.0  # cost of a pair of tokens in attention, in tokens; only needed for a budget
+        self._attention_cost = 0.0  # see `MicrobatchPacker.attention`; only needed for a budget
         if self._budget is not None:
             check_rules(self.args, **self._model_facts)
             self._attention_cost = attention_cost_of(self.model.config.get_text_config(decoder=True))
@@ -476,14 +477,14 @@ def _describe_unknown(keys: list[str], args: DAPOConfig) -> str:
     named = ", ".join(f"`{key}`" for key in keys)
     message = (
         f"TRL's rollouts have tensors that this version of trl-dapo does not know: {named}. "
-        "It is unknown how they are padded, so no padding is removed, and micro-batches have the width and the number "
-        "of rows that `GRPOTrainer` gives them. The gradient is the same, but the update takes longer. DAPO's loss "
-        "does not use these tensors, unless they are inputs of the model. Install a later version of trl-dapo, or a "
-        "version of TRL that `docs/limits.md` lists."
+        "It is unknown how they are padded, so no padding is removed from micro-batches, which have the width and the "
+        "number of rows that `GRPOTrainer` gives them. The gradient is the same, but the update takes longer. DAPO's "
+        "loss does not use these tensors, unless they are inputs of the model. Install a later version of trl-dapo, "
+        "or a version of TRL that `docs/limits.md` lists."
     )
     if args.max_tokens_per_microbatch is not None:
         message += (
-            f" `max_tokens_per_microbatch={args.max_tokens_per_microbatch}` has no effect. To limit memory, lower "
-            f"`per_device_train_batch_size`, which is {args.per_device_train_batch_size}."
+            f" `max_tokens_per_microbatch={args.max_tokens_per_microbatch}` has no effect on passes with gradient. To "
+            f"limit memory, lower `per_device_train_batch_size`, which is {args.per_device_train_batch_size}."
         )
     return message

@@ -101,7 +101,7 @@ class MicrobatchPacker:
     accelerator: Accelerator
     pad_token_id: int
     budget: int | None  # maximum number of tokens in a micro-batch
-    attention: float  # cost of a pair of tokens in attention, in tokens
+    attention: float  # cost of the attention between two tokens, as a multiple of all other cost of a token
     has_own_rows: bool  # whether no other process holds the same rows
     on_cuda: bool
     in_step: bool  # whether the processes wait for one another at every micro-batch
