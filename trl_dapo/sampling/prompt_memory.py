@@ -258,8 +258,8 @@ class PromptMemory(SelectionPolicy):
     def _draw(self, name: str) -> float:
         """Draw a uniform number in [0, 1) that depends only on the seed, the prompt and the number of draws so far."""
         self._num_draws += 1
-        # Without the hash that follows an id in the name, which depends on all columns: another column must not change
-        # draws. It does for a prompt without an id.
+        # The hash that follows an id in the name is left out. It depends on all columns, and a new column should not
+        # change draws. The name of a prompt without an id is only the hash, so there a new column does change them.
         return int(digest(f"{self.seed}/{self._num_draws}/{id_in(name)}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:

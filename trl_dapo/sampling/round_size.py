@@ -37,9 +37,9 @@ class AcceptanceRate:
     # ROUND_COST). Accuracy was one point lower only for a batch of 16, of which 31% were stale.
     CARRY_ROUND_COST = 0.64
     # The share, and the fixed number, if a further round makes both the engine and the training wait. At acceptance
-    # rates from 0.33 to 0.55, a batch of 512 takes a second round in 0.3% of rollouts and carries 10% of its groups
-    # (in 2.4% if the rate itself changes by 0.01 from round to round). A batch of 16 takes one in 1.3% and carries
-    # 40%.
+    # rates from 0.33 to 0.55, a batch of 512 takes a second round in 0.3% of rollouts (in 2.4% if the rate
+    # itself changes by 0.01 from round to round), and carries 10% of its groups. A batch of 16 takes one in 1.3% and
+    # carries 40%.
     STALLING_ROUND_COST = 2.56
     MIN_STALLING_ROUND_COST = 48
     # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With 1.5, 0.2%

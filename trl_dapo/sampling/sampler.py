@@ -184,8 +184,9 @@ class Sampler:
         """
         Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
-        If requests that were made ahead expire with this rollout, these are returned. Otherwise as many of the other
-        requests made ahead as the batch needs are, or new ones, if none were made ahead.
+        Requests that were made ahead and expire with this rollout are returned first, in a round of their own. If there
+        are none, the batch gets as many as it needs of those that may also wait for a later rollout. If there are none
+        of these either, new requests are made.
         """
         requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
@@ -309,8 +310,9 @@ class Sampler:
             if not self._is_open and not self.queue.requests_in_flight:
                 self._send_ahead([], self._requests_for_next_rollout())
         else:
-            # A group that is requested whole may wait for two rollouts. Other requests are due one rollout earlier,
-            # since the rest of their groups may still have to be requested.
+            # A group that is requested whole may wait for two rollouts, unless the processes could not share these
+            # groups equally. All other requests are due one rollout earlier: after first completions the rest may
+            # have to be requested, and before a rest there were first completions, which are older.
             requests = self._requests_for_rollouts(num_rollouts)
             self._send_ahead(*separate_whole_requests(requests, self.selection.group_multiple))
         if not self._is_open:  # otherwise the end of the rollout counts these prompts
