@@ -184,9 +184,9 @@ class Sampler:
         """
         Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
-        Requests that were made ahead and expire with this rollout are returned first, in a round of their own. If there
-        are none, the batch gets as many as it needs of those that may also wait for a later rollout. If there are none
-        of these either, new requests are made.
+        Requests that were made ahead and expire with this rollout are returned first, in a round of their own. If
+        there are none, the batch gets as many as it needs of those that may also wait for a later rollout. If there
+        are none of these either, new requests are made.
         """
         requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
