@@ -892,7 +892,7 @@ def test_a_budget_that_is_overdrawn_leaves_room_for_no_request():
         round_up_groups=lambda num: num,
         group_multiple=1,
     )
-    requests = [SimpleNamespace(may_wait=True)] * 6
+    requests = [SimpleNamespace(may_wait_two_rollouts=True)] * 6
     for completions_left, expected in ((8, 2), (0, 0), (-4, 0), (-16, 0)):
         sampler = SimpleNamespace(
             selection=selection, num_missing=4, completions_left=completions_left, num_generations=4

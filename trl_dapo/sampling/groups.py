@@ -74,8 +74,8 @@ class GenerationRequest:
         return self.group.num_received == 0
 
     @property
-    def may_wait(self) -> bool:
-        """Whether the completions may be received two rollouts after the one whose weights sample them."""
+    def may_wait_two_rollouts(self) -> bool:
+        """Whether the completions may be received up to two rollouts after the one whose weights sample them."""
         return self.expires_at > self.weights_rollout + 1
 
     @property
@@ -167,13 +167,12 @@ class PromptGroup:
 
     def forget_extras(self) -> None:
         """
-        Remove what reward functions logged and, if the group is accepted, the columns that only they read. These may
-        be of any type, and a checkpoint could not store them.
+        Remove what reward functions logged, and the columns that a `rollout_func` added for them. These may be of any
+        type, and a checkpoint could not store them. A `rollout_func` samples whole groups, which were scored before.
         """
         self.extra_logs = {}
-        if self.state is GroupState.ACCEPTED:  # a partial group is scored again when it is whole
-            for row in self.rows.values():
-                row.extra_columns = None
+        for row in self.rows.values():
+            row.extra_columns = None
 
     def shorten_rows(self) -> None:
         """Keep only one token of each completion, which is enough for a dropped group to fill up a batch."""

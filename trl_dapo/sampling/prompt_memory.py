@@ -72,7 +72,7 @@ class Population:
         """Return the parameters of the Beta distribution with the estimated first two moments, for any prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
-        # A population that is nearly all solved or all unsolved has a tiny concentration, but not zero.
+        # If nearly every prompt is either always or never solved, the concentration is tiny, but not zero.
         concentration = max(mean * (1 - mean) / max(square / num - mean**2, 1e-6) - 1, 0.01)
         return mean * concentration, (1 - mean) * concentration
 

@@ -298,7 +298,7 @@ class _IterableSource:
     def fingerprint(self) -> dict[str, str | None]:
         """
         Return a hash of the names of the first rows of the first pass, if these were read. A run that was resumed with
-        a later pass has none.
+        `ignore_data_skip` has none: it begins with a later pass.
         """
         fingerprint: dict[str, str | None] = {"dataset": None}
         if self._first_rows is not None:

@@ -146,7 +146,7 @@ class GroupQueue:
             if request.group.number not in numbers:
                 continue
             expires_at = request.expires_at
-            if request.may_wait and expires_at not in expiries_of_others:
+            if request.may_wait_two_rollouts and expires_at not in expiries_of_others:
                 expires_at += rollout - request.weights_rollout  # its full time to wait starts again
             request.group.request = replace(request, weights_rollout=rollout, weights_step=step, expires_at=expires_at)
 

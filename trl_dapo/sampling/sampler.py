@@ -171,7 +171,7 @@ class Sampler:
 
     @property
     def num_missing(self) -> int:
-        """Number of groups that must still be accepted before the batch is full."""
+        """Number of groups that the batch lacks. In mode `"replace"`, 0 once copies can fill the rest of it."""
         return num_missing(self.mode, self.rollout.num_trainable, self.target, self.min_replace_ratio)
 
     @property
@@ -185,8 +185,9 @@ class Sampler:
         Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
         Requests that were made ahead and expire with this rollout are returned first, in a round of their own. If
-        there are none, the batch gets as many as it needs of those that may also wait for a later rollout. If there
-        are none of these either, new requests are made.
+        there are none, the batch gets as many as it needs of the requests for whole groups that were made two rollouts
+        ahead. If there are none of these either, new requests are made. Other requests that were made ahead are left
+        for the rollout with which they expire.
         """
         requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
@@ -208,12 +209,12 @@ class Sampler:
         return requests
 
     def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
-        """Return as many requests as this batch needs, out of those that could also wait for a later one."""
-        may_wait = [request for request in requested_ahead if request.may_wait]
+        """Return as many requests as this batch needs, of those for whole groups that were made two rollouts ahead."""
+        whole = [request for request in requested_ahead if request.may_wait_two_rollouts]
         most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
         num_needed = self.selection.round_up_groups(max(self.num_missing, most))
-        num = max(0, int(min(num_needed, self.completions_left // self.num_generations, len(may_wait))))
-        return may_wait[: num - num % self.selection.group_multiple]
+        num = max(0, int(min(num_needed, self.completions_left // self.num_generations, len(whole))))
+        return whole[: num - num % self.selection.group_multiple]
 
     def _new_requests(self) -> list[GenerationRequest]:
         """Make and return the requests of a new round, with the present weights."""

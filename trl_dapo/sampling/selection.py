@@ -161,8 +161,8 @@ class Selection:
     @property
     def min_round_completions(self) -> float:
         """
-        Number of completions below which a round is not worth its cost: a quarter of a batch, or as few whole groups
-        as the processes can share equally, if these are more.
+        Number of completions below which no new prompts are drawn: a quarter of a batch, or as few whole groups as the
+        processes can share equally, if these are more.
         """
         return max(self.target / 4, self.group_multiple) * self.num_generations
 
