@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
 
 def num_missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float) -> int:
-    """Return how many groups a batch of `target` groups lacks: in mode `"replace"`, 0 once copies can fill its rest."""
+    """Return how many groups a batch of `target` groups lacks. In mode "replace", 0 once copies can fill the rest."""
     # A quotient is compared because the product is inexact: 0.55 * 100 is slightly above 55 in floating point.
     if mode == "replace" and num_accepted / target >= min_replace_ratio:
         return 0
