@@ -583,7 +583,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         with self._replaying(rows, rewards.to(device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
-            self._logs["rewards"][name].extend(given_B.tolist())  # replaces the NaN: the table holds one batch
+            # This pushes out the NaN that TRL has added, since the deque holds only one batch.
+            self._logs["rewards"][name].extend(given_B.tolist())
         if any(group.staleness(number) for group in groups):
             restore_old_logps(rollouts, [row.old_logps for row in rows])
         mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))  # it also changes old log-probabilities

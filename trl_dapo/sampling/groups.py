@@ -168,7 +168,8 @@ class PromptGroup:
     def forget_extras(self) -> None:
         """
         Remove what reward functions logged, and the columns that a `rollout_func` added for them. These may be of any
-        type, and a checkpoint could not store them. A `rollout_func` samples whole groups, which were scored before.
+        type, and a checkpoint could not store them. They are not needed any more: a `rollout_func` samples whole
+        groups, which have been scored by now.
         """
         self.extra_logs = {}
         for row in self.rows.values():

@@ -134,8 +134,8 @@ class GroupQueue:
                 Optimizer steps before this rollout.
             keeps_together (`bool`, *optional*, defaults to `False`):
                 Whether requests that expire in the same rollout must be received together, because the processes can
-                share them equally only if it is all of them. Then a lost request gets no more time if a request that
-                expires in the same rollout was not lost.
+                share all of them equally, but perhaps not a part of them. Then a lost request gets no more time if
+                another request that expires in the same rollout was not lost.
         """
         expiries_of_others: set[int] = set()
         if keeps_together:

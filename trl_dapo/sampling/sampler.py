@@ -185,9 +185,9 @@ class Sampler:
         Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
         Requests that were made ahead and expire with this rollout are returned first, in a round of their own. If
-        there are none, the batch gets as many as it needs of the requests for whole groups that were made two rollouts
-        ahead. If there are none of these either, new requests are made. Other requests that were made ahead are left
-        for the rollout with which they expire.
+        there are none, the batch gets as many as it needs of the requests for whole groups that may wait for two
+        rollouts. If there are none of these either, new requests are made. Other requests that were made ahead are
+        left for the rollout with which they expire.
         """
         requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]
@@ -209,7 +209,7 @@ class Sampler:
         return requests
 
     def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
-        """Return as many requests as this batch needs, of those for whole groups that were made two rollouts ahead."""
+        """Return as many requests as this batch needs, of those for whole groups that may wait for two rollouts."""
         whole = [request for request in requested_ahead if request.may_wait_two_rollouts]
         most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
         num_needed = self.selection.round_up_groups(max(self.num_missing, most))

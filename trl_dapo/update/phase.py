@@ -282,8 +282,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if self.loss_type != "dapo" or not self._initialized:
             if "weights" not in inputs:
                 return super()._compute_loss(model, inputs)
-            # Rows that only fill the rollout are left out of the loss by a weight on all of it and a factor on its
-            # policy and KL terms. These are proportional to the advantages and to beta.
+            # Rows that only fill the rollout have no loss: their mask and advantages are 0 (see `mark_filler`). But
+            # TRL's mean still counts them. To correct this, the whole loss is multiplied by `weight`, and its policy
+            # and KL terms, which are proportional to the advantages and to beta, also by `factor`.
             weight, factor = inputs["weights"]
             with patched(self, beta=self.beta * factor):
                 return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
