@@ -303,7 +303,7 @@ def print_ahead(target=32, num_generations=16, engine=ENGINES["vLLM, 256 slots"]
             rows.append([f"{acceptance:.0%}", setting, f"{update:.0f}", *(f"{base / cell:.2f}" for cell in cells)])
     columns = "accepted", "setting", "update", "in turns", "one ahead", "two ahead"
     title = (
-        f"{target} x {num_generations}, vLLM with 256 slots: saving of seconds with the update, next to carry in turns"
+        f"{target} x {num_generations}, vLLM with 256 slots: times fewer seconds, update included, than carry in turns"
     )
     print_table(title, columns, rows, left=2)
 
@@ -353,7 +353,7 @@ def check_against_runs(folder):
 
 def print_check(rows, largest):
     columns = itertools.chain.from_iterable((what, "simulated", "off by") for what in replay.Spent._fields)
-    title = "Real runs and their simulation: totals, and by how much the mean of 5 simulations is off (± one of them)"
+    title = "Real runs and their simulation: totals, and how far the mean of 5 simulations is off (± deviation of one)"
     print_table(title, ("task", "setting", *columns), rows, left=2)
     say(f"largest difference: {max(largest):.1%}")
 
