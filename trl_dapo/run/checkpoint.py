@@ -241,8 +241,7 @@ def _describe_missing_optimizer(folder: Path, lacking: list[str], is_model_alone
     files = " and ".join(f"`{name}`" for name in lacking)
     # With `save_only_model=True`, transformers saves neither of these files nor the state of the random numbers, and
     # this package saves nothing of its own.
-    others = ("optimizer", SCHEDULER_NAME, "rng_state", OWN_PREFIX)
-    was_saved_whole = any(path.name.startswith(others) for path in folder.iterdir())
+    was_saved_whole = any(path.name.startswith(NOT_OF_MODEL) for path in folder.iterdir())
     it, is_ = ("them", "are") if len(lacking) > 1 else ("it", "is")
     if was_saved_whole:
         why = f"{files} {is_} missing in {folder}, which was not saved with `save_only_model=True`."

@@ -7,12 +7,11 @@ off if most prompts are never solved or always solved, so they stay off until th
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from .groups import PromptGroup
-from .policies import Decisions, SelectionPolicy
+from .policies import Decisions, SelectionPolicy, SkippedPrompts
 from .prompt_memory import expected_acceptance, log_likelihood
 from .round_size import AcceptanceRate
 
@@ -61,8 +60,7 @@ class AutoSwitch(SelectionPolicy):
         # completions are decided on one after the other, so before the end the counts may be of one kind alone.
         self._num_prompts = 0
         self._num_accepted = 0.0  # expected values for groups whose outcome is not known
-        # How many of each policy's skipped prompts of this rollout are counted.
-        self._num_skipped_counted: Counter[SelectionPolicy] = Counter()
+        self._skipped = SkippedPrompts(self._all_policies)
         self._messages: list[str] = []
         for policy in self._switchable:
             policy.is_on = False
@@ -87,11 +85,9 @@ class AutoSwitch(SelectionPolicy):
 
     def _count_skipped(self) -> None:
         """Count the prompts that were skipped since the last call."""
-        for policy in self._all_policies:
-            for correct, incorrect in policy.skipped_distributions[self._num_skipped_counted[policy] :]:
-                self._num_prompts += 1
-                self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
-            self._num_skipped_counted[policy] = len(policy.skipped_distributions)
+        for correct, incorrect in self._skipped.take():
+            self._num_prompts += 1
+            self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
         """Return the probability that the rest of a group would differ from its first completions, which are equal."""
@@ -112,7 +108,7 @@ class AutoSwitch(SelectionPolicy):
         if self._num_prompts:
             self.acceptance.update(self._num_accepted, self._num_prompts)
         self._num_prompts, self._num_accepted = 0, 0.0
-        self._num_skipped_counted.clear()
+        self._skipped.reset()
         rate, deviation = self.acceptance.rate, self.acceptance.deviation
         # The messages give these bounds. The rate itself is an estimate that is above 0 even if no group was accepted.
         at_most, at_least = rate + self.NUM_DEVIATIONS * deviation, rate - self.NUM_DEVIATIONS * deviation
@@ -158,6 +154,6 @@ class AutoSwitch(SelectionPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.acceptance.load_state_dict(state["acceptance"])
         self._num_prompts, self._num_accepted = state["num_prompts"], state["num_accepted"]
-        self._num_skipped_counted.clear()
+        self._skipped.reset()
         for policy in self._switchable:
             policy.is_on = state["is_on"].get(policy.name, False)

@@ -19,6 +19,7 @@ If a run has several policies, their order matters, and their decisions are comb
 - Every policy learns from every decision, in order. Policies that are off learn too, but decide nothing.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,3 +134,29 @@ class SelectionPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state returned by `state_dict`."""
+
+
+class SkippedPrompts:
+    """
+    The prompts that policies skip in a rollout, each of which is taken once.
+
+    Args:
+        policies (`Sequence[SelectionPolicy]`):
+            Policies that may skip prompts.
+    """
+
+    def __init__(self, policies: Sequence[SelectionPolicy]) -> None:
+        self._policies = policies
+        self._num_taken: Counter[SelectionPolicy] = Counter()
+
+    def take(self) -> list[tuple[float, float]]:
+        """Return the pass rates of the prompts that were skipped since the last call, as Beta parameters."""
+        taken: list[tuple[float, float]] = []
+        for policy in self._policies:
+            taken += policy.skipped_distributions[self._num_taken[policy] :]
+            self._num_taken[policy] = len(policy.skipped_distributions)
+        return taken
+
+    def reset(self) -> None:
+        """Forget what was taken, because a new rollout begins or a checkpoint was loaded."""
+        self._num_taken.clear()

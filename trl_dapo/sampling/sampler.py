@@ -15,14 +15,13 @@ the same decisions.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from .batch import Batch, fill_batch, num_missing
 from .groups import GenerationRequest, GroupState, PromptGroup, num_completions_of
-from .policies import Decisions, SelectionPolicy
+from .policies import Decisions, SelectionPolicy, SkippedPrompts
 from .prompt_memory import expected_acceptance
 from .prompts import PromptStream
 from .queue import GroupQueue
@@ -124,8 +123,7 @@ class Sampler:
         self._place_of_last_group = stream.place  # where the stream was when a group was last accepted
         self._passes_without_group = 0
         self._has_warned_of_batches = False
-        # How many of each policy's skipped prompts of this rollout are in the totals.
-        self._num_skipped_counted: Counter[SelectionPolicy] = Counter()
+        self._skipped = SkippedPrompts(self.selection.policies)  # that are not in the totals yet
 
     # ---- One rollout ----
 
@@ -141,7 +139,7 @@ class Sampler:
             self.totals.first_step = step
         self._is_open = True
         self.selection.start_rollout()
-        self._num_skipped_counted.clear()
+        self._skipped.reset()
         self.queue.forget_undecided()
         if was_interrupted or not self.rollouts_ahead:
             # Some groups of the interrupted round may have been decided on, and the processes may not be able to
@@ -379,10 +377,8 @@ class Sampler:
 
     def _count_skipped(self) -> None:
         """Add the prompts that were skipped since the last call to the totals."""
-        for policy in self.selection.policies:
-            for distribution in policy.skipped_distributions[self._num_skipped_counted[policy] :]:
-                self.totals.add_skipped(expected_acceptance(*distribution, self.num_generations))
-            self._num_skipped_counted[policy] = len(policy.skipped_distributions)
+        for distribution in self._skipped.take():
+            self.totals.add_skipped(expected_acceptance(*distribution, self.num_generations))
 
     def new_passes_without_group(self) -> int:
         """
