@@ -183,7 +183,7 @@ def main(num_rollouts=20, mean_seconds=0.2):
         seconds = turns[kind].seconds + update, one.seconds, two.seconds, max(update, one.busy)
         rows.append(
             [
-                f"{load.rate:.0%}{', long more' * load.favours_long}",
+                f"{load.rate:.0%}{', long ones more often' * load.favours_long}",
                 f"{load.update:.0%}",
                 *(f"{value:.2f}" for value in (*seconds, one.seconds / two.seconds)),
                 f"{two.length:.3f}",
@@ -191,5 +191,7 @@ def main(num_rollouts=20, mean_seconds=0.2):
                 f"{two.overflow:.1%}",
             ]
         )
-    columns = ("accepted", "update", *WAYS, "limit", "two over one", "trained length", "staleness", "overflow")
-    print_table(f"Seconds of a rollout, over {num_rollouts}; {mean_seconds:g} s per completion", columns, rows, left=2)
+    measured = ("limit", "one ahead / two ahead", "trained length", "staleness", "overflow")
+    columns = ("accepted", "update", *WAYS, *measured)
+    title = f"Seconds per rollout, mean of {num_rollouts}; a completion of mean length takes {mean_seconds:g} s"
+    print_table(title, columns, rows, left=2)

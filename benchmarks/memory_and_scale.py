@@ -119,5 +119,5 @@ def main(num_prompts=512, num_generations=16, longest=20_480):
     torch.set_num_threads(1)
     size = num_prompts, num_generations, longest
     row = f"{num_prompts} x {num_generations} x {longest:,}", f"{rollout(*size):,.3f}", f"{peak_of(*size):,.1f}"
-    columns = "prompts x completions x longest", "sampler's seconds", "sampler's MB"
-    print_table("Own cost: sampler a rollout", columns, [row])
+    columns = "prompts x completions x longest completion", "seconds", "MB"
+    print_table("What the sampler itself takes per rollout", columns, [row])

@@ -119,7 +119,7 @@ def learn(job, checkpoint, folder):
 
 def report_learning(results, seeds, start, num_rollouts):
     title = f"Accuracy after {num_rollouts} rollouts from {start:.1%}, {len(seeds)} seeds"
-    columns, rows = ("", "mean (lowest to highest)", "clipped", "rounds", "tokens", "groups aged 0, 1, 2"), []
+    columns, rows = ("", "mean (lowest to highest)", "clipped", "rounds", "tokens", "staleness 0, 1, 2"), []
     runs_of = {way: [results[TASK, way, seed] for seed in seeds] for way in AHEAD}
     ends = {way: [run["curve"][-1]["accuracy"] for run in runs] for way, runs in runs_of.items()}
     for way, runs in runs_of.items():
@@ -127,7 +127,7 @@ def report_learning(results, seeds, start, num_rollouts):
         ends_of = f"{statistics.mean(ends[way]):.1%} ({min(ends[way]):.1%} to {max(ends[way]):.1%})"
         ages = ", ".join(f"{statistics.mean(run['ages'][age] for run in runs):.0%}" for age in range(3))
         cells = f"{mean['clipped']:.1%}", f"{mean['rounds']:.2f}", f"{mean['tokens']:,.0f}"
-        rows.append([way, ends_of, *cells, ages])
+        rows.append([way, ends_of, *cells, ages if AHEAD[way] else "always 0"])
     print_table(title, columns, rows)
     for turns, ahead in (WAYS, OF_ADAPTERS):
         mean, half = interval([100 * (b - a) for a, b in zip(ends[turns], ends[ahead], strict=True)])

@@ -343,7 +343,8 @@ def run(policy, trace, target, num_steps):
 
 def compare(target, num_steps):
     """Print one table per trace, with a row per policy; return the results by policy and acceptance."""
-    results, columns = {}, ("policy", "generated / trained", "over the least", "rounds / step", "shortfall")
+    results = {}
+    columns = ("policy", "generated / trained", "compared with 1 / acceptance rate", "rounds / step", "shortfall")
     for acceptance in (0.55, 0.33, 0.1):
         trace, rows = Trace(acceptance), []
         for name, policy in POLICIES.items():

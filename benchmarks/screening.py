@@ -82,8 +82,11 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
     the time.
     """
     rate_N = np.repeat([0.0, 0.03, 0.97, 0.5], [300, 100, 100, 500])
-    title = f"300 hopeless prompts, 100 of 3 in 100, 100 of 97 in 100, 500 of one half; {num_rollouts} rollouts"
-    columns = "", "trained: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained"
+    title = (
+        "300 hopeless prompts, 100 solved 3 times in 100, 100 solved 97 times in 100, 500 solved half of the time; "
+        f"{num_rollouts} rollouts"
+    )
+    columns = "", "trained groups: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained"
     rows = []
     for (name, mode), (label, screen) in itertools.product(MODES.items(), SCREENS.items()):
         found = []

@@ -40,22 +40,6 @@ def saving_of_screen(acceptance, num_generations, screen_size=None, mean=0.5):
     return num_generations / acceptance / min(expected_cost(correct, incorrect, one, num_generations) for one in sizes)
 
 
-def approximate_saving(acceptance, num_generations, screen_size):
-    """
-    Return the saving if most prompts are never or always solved: 1 / (k H(G-1) / (G H(k-1)) + a (1 - k / G)).
-
-    H(n) = 1 + 1/2 + ... + 1/n. For a small concentration s of the Beta distribution, a share of prompts proportional
-    to s H(n-1) has n completions that differ, so that b = a H(k-1) / H(G-1).
-    """
-    share_first = screen_size / num_generations
-    ratio = _harmonic(num_generations - 1) / _harmonic(screen_size - 1)
-    return 1 / (share_first * ratio + acceptance * (1 - share_first))
-
-
-def _harmonic(num):
-    return sum(1 / i for i in range(1, num + 1))
-
-
 def acceptance_at_saving(saving, num_generations):
     """
     Return the acceptance rate below which the cheapest screen saves at least `saving`, or `None` if it never does.

@@ -33,7 +33,7 @@ from ..sampling_policies import Ours, Trace, World, decide
 from ..time_to_accuracy import make_checkpoint
 from . import replay
 from .engines import ENGINES, assign, draw_lengths, round_seconds
-from .screen_formula import acceptance_at_saving, approximate_saving, saving_of_screen
+from .screen_formula import acceptance_at_saving, saving_of_screen
 
 
 ACCEPTANCES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8)
@@ -262,9 +262,9 @@ def print_crossings(found):
                 rates = [crossing(savings_of(here, engine, setting, other), wanted) for wanted in COMPARED_SAVINGS]
                 cells.append(", ".join(map(show_crossing, rates)))
             rows.append([f"{target} x {num_generations}", name, *cells])
-    columns = [f"{setting} over {other}" for setting, other in COMPARED.items()]
-    title = f"Highest acceptance rate at which {', '.join(map(str, COMPARED_SAVINGS))} times are saved"
-    print_table(title, ("batch", "of", *columns), rows, left=2)
+    columns = [f"{setting}, compared with {other}" for setting, other in COMPARED.items()]
+    title = f"Highest acceptance rate at which a setting saves {', '.join(map(str, COMPARED_SAVINGS))} times"
+    print_table(title, ("batch", "saving of", *columns), rows, left=2)
 
 
 def show_crossing(rate):
@@ -279,15 +279,18 @@ def print_formula():
     for num_generations, acceptance in itertools.product((8, 16), ACCEPTANCES):
         by_first = [saving_of_screen(acceptance, num_generations, first) for first in (2, 3, 4)]
         hard = saving_of_screen(acceptance, num_generations, mean=0.25)
-        close = approximate_saving(acceptance, num_generations, 3)
-        cells = [*by_first, close, saving_of_screen(acceptance, num_generations), hard]
+        cells = [*by_first, saving_of_screen(acceptance, num_generations), hard]
         rows.append([f"{num_generations}", f"{acceptance:.0%}", *(f"{value:.2f}" for value in cells)])
-    columns = ("group", "accepted", "2 first", "3 first", "4 first", "3 first, approximate", "cheapest", "mean 0.25")
-    print_table("Completions that the screen saves, Beta-distributed pass rates of mean 0.5", columns, rows, left=2)
+    columns = ("group", "accepted", "2 first", "3 first", "4 first", "cheapest", "cheapest, mean 0.25")
+    title = "Times fewer completions with the screen; pass rates are Beta-distributed with mean 0.5"
+    print_table(title, columns, rows, left=2)
     for num_generations in (8, 16):
         found = [(saving, acceptance_at_saving(saving, num_generations)) for saving in SHOWN_SAVINGS]
-        told = ", ".join(f"{saving:g} {'never' if at is None else f'below {at:.0%}'}" for saving, at in found)
-        say(f"The cheapest screen saves, with groups of {num_generations}: {told}")
+        told = ", ".join(f"{saving:g} times {'never' if at is None else f'below {at:.0%}'}" for saving, at in found)
+        say(
+            f"The cheapest screen takes fewer completions below these acceptance rates, with groups of "
+            f"{num_generations}: {told}"
+        )
 
 
 def print_ahead(target=32, num_generations=16, engine=ENGINES["vLLM, 256 slots"]):

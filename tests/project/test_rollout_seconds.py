@@ -15,7 +15,6 @@ from benchmarks.rollout_seconds import replay, study
 from benchmarks.rollout_seconds.engines import ENGINES, Engine, assign, draw_lengths, round_seconds
 from benchmarks.rollout_seconds.screen_formula import (
     acceptance_at_saving,
-    approximate_saving,
     beta_with_acceptance,
     saving_of_screen,
 )
@@ -76,14 +75,6 @@ def test_uniform_pass_rates_are_found_by_their_acceptance():
 def test_the_screen_of_uniform_pass_rates_costs_more_than_whole_groups():
     # Whole groups of 8 cost 8 / (7 / 9) = 72 / 7 completions, and three sampled first cost 3 / (1 / 2) + 5 = 11.
     assert saving_of_screen(7 / 9, 8, screen_size=3) == pytest.approx(72 / 7 / 11, rel=1e-3)
-
-
-def test_the_saving_of_the_screen_with_rare_groups_follows_from_harmonic_numbers():
-    # H(7) = 2.592857 and H(2) = 1.5: 1 / (3 / 8 x 1.728571 + 0.1 x 5 / 8).
-    assert approximate_saving(0.1, 8, 3) == pytest.approx(1 / 0.710714, rel=1e-5)
-    for num_generations in (8, 16):
-        exact = saving_of_screen(0.02, num_generations, 3)
-        assert approximate_saving(0.02, num_generations, 3) == pytest.approx(exact, rel=0.01)
 
 
 def test_a_saving_is_reached_at_the_returned_acceptance_rate_or_never():

@@ -15,7 +15,7 @@ Size = TypeVar("Size")  # a number, or a tensor of them
 
 def margin(size: Size, tolerance: float = TOLERANCE) -> Size:
     """
-    Return the difference up to which two rewards of a size count as equal.
+    Return the difference up to which two rewards count as equal, if they have this size.
 
     The size of a weighted sum of rewards is the sum of the absolute values of its terms, since the rounding error is
     proportional to that.

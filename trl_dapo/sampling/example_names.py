@@ -67,7 +67,7 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
 
 
 def id_of_prompt(example: Mapping[str, Any]) -> str:
-    """Return a row's `problem_id` with a hash of its prompt, which names it if several prompts have the same id."""
+    """Return a row's `problem_id` and a hash of its prompt. This names the row even if several have the same id."""
     return f"{problem_id(example)}#{digest(json.dumps(example['prompt']), 'sha256')[:8]}"
 
 

@@ -64,9 +64,9 @@ class Population:
             self._sums["sum_rate"] += num_passes * num_correct / num_scored
             self._sums["sum_square"] += num_passes * num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
 
-    def fade(self, by: float) -> None:
-        """Reduce the weight of all observations so far."""
-        self._sums = {name: start + by * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
+    def fade(self, factor: float) -> None:
+        """Multiply the weight of all observations so far by `factor`."""
+        self._sums = {name: start + factor * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
     def pass_rate_distribution(self) -> tuple[float, float]:
         """Return the parameters of the Beta distribution with the estimated first two moments, for any prompt."""
@@ -246,10 +246,10 @@ class PromptMemory(SelectionPolicy):
         """Return the weight that the evidence of a prompt still has."""
         return self.KEPT ** (self._num_halvings - record.num_halvings)
 
-    def _posterior(self, record: _Record, by: float = 1.0) -> tuple[float, float]:
+    def _posterior(self, record: _Record, factor: float = 1.0) -> tuple[float, float]:
         correct, incorrect = self.population.pass_rate_distribution()
-        by *= self._fade(record)
-        return correct + by * record.evidence_correct, incorrect + by * record.evidence_incorrect
+        factor *= self._fade(record)
+        return correct + factor * record.evidence_correct, incorrect + factor * record.evidence_incorrect
 
     def pass_rate_distribution(self, name: str | None) -> tuple[float, float]:
         """Return the Beta parameters of a prompt's pass rate. `None` stands for a prompt that was never observed."""

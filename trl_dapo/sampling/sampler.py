@@ -270,7 +270,7 @@ class Sampler:
         queue.take_batch(self.target)
 
         def staying(groups: list[PromptGroup], most: int) -> list[PromptGroup]:
-            """Return up to `most` groups that are fresh enough for the next rollout. None if nothing is carried."""
+            """Return up to `most` groups that are fresh enough for the next rollout. Without carry, return none."""
             fresh = [group for group in groups if group.staleness(rollout.number) < MAX_STALENESS]
             return fresh[:most] if self.carries else []
 
@@ -335,7 +335,7 @@ class Sampler:
             partial = queue.partial
         num_rests_in_flight = sum(not request.is_first for request in queue.requests_in_flight)
         num_wanted -= partial_acceptance_rate * num_rests_in_flight
-        # One rollout may have to receive everything in flight, so this is at most what a rollout may sample.
+        # One rollout may have to receive all requests in flight, so all of them together stay within its limit.
         completions_left = self.max_completions - num_completions_of(queue.requests_in_flight)
         completions_left -= selection.most_for_equal_shares
         num_rests = max(math.ceil(num_wanted / partial_acceptance_rate), 0)

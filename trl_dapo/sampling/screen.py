@@ -15,7 +15,8 @@ def expected_cost(correct: float, incorrect: float, screen_size: int, num_genera
 
     The pass rate of the prompts has a Beta distribution with the parameters `correct` and `incorrect`.
     """
-    # The rest is only requested if the first completions differ, and then the group is certain to be accepted.
+    # The rest is only requested if the first completions differ. Then the group is accepted, unless an accuracy band
+    # drops it, which is neglected here.
     acceptance = max(expected_acceptance(correct, incorrect, screen_size), 1e-9)
     return screen_size / acceptance + num_generations - screen_size
 

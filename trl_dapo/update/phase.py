@@ -422,7 +422,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         accumulation = self.args.gradient_accumulation_steps
         is_changed = last is not None and last.accumulation != accumulation
         if is_changed and self._step % self._generate_every % accumulation:
-            # No step would end together with the rollout that is under way.
+            # The present rollout would end within an optimizer step, so it is given up and a new one begins.
             self._step, self._buffered_inputs = 0, None
 
     def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
