@@ -85,8 +85,8 @@ def main(num_rollouts=10, num_steps=40):
         num_groups, G, longest, num_texts = size
         milliseconds = 1000 * statistics.median(seconds)
         rows.append((f"{num_groups:,} x {G}, {longest:,}", num_texts, f"{on_disk:,.0f}", f"{milliseconds:.1f}"))
-    columns = "groups x completions, tokens", "groups with text", "bytes per group", "CPU milliseconds per rollout"
-    print("\n".join(markdown(columns, rows)))
+    sizes = "groups x completions, tokens", "groups whose text is kept"
+    print("\n".join(markdown((*sizes, "bytes per group", "CPU milliseconds per rollout"), rows)))
     ledger, rollout = [], []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -98,6 +98,6 @@ def main(num_rollouts=10, num_steps=40):
         num_groups = read_ledger(Path(folder) / "dapo").num_rows
     of_ledger, of_rollout = (1000 * sum(seconds) / len(rollout) for seconds in (ledger, rollout))
     print(
-        f"\nQuickstart, {len(rollout)} rollouts of {num_groups / len(rollout):.0f} groups with 4 of them as text: "
+        f"\nQuickstart, {len(rollout)} rollouts of {num_groups / len(rollout):.0f} groups, 4 of them with their text: "
         f"{of_ledger:.1f} ms of {of_rollout:.0f} ms per rollout, {of_ledger / of_rollout:.2%}"
     )

@@ -57,7 +57,7 @@ SHOWN = {
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),
     "`DAPOTrainer`, screen and memory on": (two_names.DEFAULT,),
     '... screen and memory on, `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
-    "... screen and memory on, fewer prompts per step": (two_names.FEWER,),
+    "... screen and memory on, fewer prompts per rollout": (two_names.FEWER,),
 }
 # The tables of savings/, by their names on the page.
 SAVINGS = dict(
@@ -97,7 +97,7 @@ def of_results():
     return {
         (task, method): (tokens.split()[0], seconds.split()[0])
         for task in TASKS
-        for method, _, tokens, seconds, *_ in rows_of_results(f"{task}: to ")
+        for method, _, tokens, seconds, *_ in rows_of_results(f"{task}: until ")
     }
 
 
@@ -349,7 +349,7 @@ def policies_table():
     """Return the table of what the policy of each framework samples to fill a batch, and how often it falls short."""
     columns = (
         "policy",
-        "groups generated per group trained",
+        "groups generated per accepted group that trains",
         "compared with 1 / acceptance rate",
         "rounds",
         "missing groups",

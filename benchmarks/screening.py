@@ -116,7 +116,10 @@ def evaluated(rate_N, k, seed, num_generations):
 
 def compare_first_pass(seed, target=32):
     """Print what the first pass costs with and without an evaluation before it."""
-    title = "first pass, carry, memory, screen: generated / trained, by completions of each prompt evaluated before"
+    title = (
+        "first pass with carry, memory and screen: generated / trained, by completions per prompt of an evaluation "
+        "before it"
+    )
     rows = []
     for name, make in TRACES.items():
         rows.append([name])

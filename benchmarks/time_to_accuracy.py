@@ -159,7 +159,7 @@ def make_checkpoint(folder, num_steps=NUM_WARM_UP_STEPS):
 
 def report(results, seeds, targets, arms):
     """Print a table per task."""
-    columns = "method", "reached", "generated tokens", "seconds", "acceptance"
+    columns = "method", "reached", "generated tokens", "CPU seconds", "acceptance"
     for task, target in targets.items():
         rows = []
         for arm in arms:
@@ -168,7 +168,7 @@ def report(results, seeds, targets, arms):
             reached = f"{sum(map(math.isfinite, tokens))} of {len(seeds)}"
             acceptance = f"{statistics.mean(run['acceptance'] for run in runs):.0%}"
             rows.append([arm, reached, spread(tokens), spread(seconds, 1), acceptance])
-        title = f"{task}: to {target:.1%} held out, {len(seeds)} seeds, median (lowest to highest)"
+        title = f"{task}: until an accuracy of {target:.1%}, {len(seeds)} seeds, median (lowest to highest)"
         print_table(title, columns, rows)
 
 

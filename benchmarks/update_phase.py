@@ -265,5 +265,5 @@ def main(repeats=5, hidden_size=64):
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}, {device}")
         processes = "process" if WORLD_SIZE == 1 else "processes with FSDP2"
-        print(f"{WORLD_SIZE} {processes}, median of {repeats}, {hidden_size} wide, float32\n")
+        print(f"{WORLD_SIZE} {processes}, median of {repeats}, hidden size {hidden_size}, float32\n")
         print("\n".join(markdown(COLUMNS, rows)))

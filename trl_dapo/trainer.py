@@ -311,8 +311,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         }
 
     def _choose_task(self) -> None:
-        """Choose which rewards decide whether a group trains, unless that was done for the present weights."""
-        # A callback may change the weights during a run.
+        """Choose which rewards decide whether a group trains, unless that was done for the present reward weights."""
+        # A callback may change the reward weights during a run.
         weights = self.reward_weights.tolist()
         if weights != self._weights_of_task:
             self._weights_of_task, names = weights, self.reward_func_names
@@ -587,7 +587,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             self._logs["rewards"][name].extend(given_B.tolist())
         if any(group.staleness(number) for group in groups):
             restore_old_logps(rollouts, [row.old_logps for row in rows])
-        mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))  # it also changes old log-probabilities
+        # After the old log-probabilities are restored, because this sets those of fillers to 0.
+        mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end in the middle of this batch

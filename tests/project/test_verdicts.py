@@ -158,7 +158,7 @@ def test_the_table_of_tokens_has_those_of_each_arm_and_their_ratio_to_grpos():
     # With as many prompts as are informative in a rollout of GRPO's: no more than GRPO, within a twentieth.
     fewer = [
         float(cell.split("(")[1].removesuffix("x)"))
-        for cell in rows["... screen and memory on, fewer prompts per step"][:5]
+        for cell in rows["... screen and memory on, fewer prompts per rollout"][:5]
     ]
     assert fewer == [1.04, 0.18, 0.99, 1.01, 1.02]
     only_one = rows['... screen and memory on, `dynamic_sampling_rewards=["correct"]`']

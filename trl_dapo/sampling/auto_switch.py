@@ -34,9 +34,9 @@ class AutoSwitch(SelectionPolicy):
     # Bounds on the acceptance rate that whole groups have if no prompt is skipped. A policy is switched on if the rate
     # is certainly below the first bound, and off if it is certainly above the second. In between nothing changes.
     # At 20%, screening reduces the completions by a factor of 1.3 for groups of 8 and 1.7 for groups of 16, and the
-    # memory by a factor of about 4. Measured in time, both save a factor of at least 1.25 on every engine that
-    # schedules completions (`python -m benchmarks rollout_seconds`). On the benchmark's task *hard tail*, a third
-    # of the groups is accepted and the model learns less with the memory, so both bounds are below a third.
+    # memory by a factor of about 4. Measured in time, both save a factor of at least 1.25 with every engine but
+    # `generate` on a GPU (`python -m benchmarks rollout_seconds`). On the benchmark's task *hard tail*, a third of
+    # the groups is accepted and the model learns less with the memory, so both bounds are below a third.
     ON_BELOW = 0.20
     OFF_ABOVE = 0.30
     # "Certainly" means by this number of standard deviations of the estimate.

@@ -84,7 +84,7 @@ def drop_reasons(
 
     correct_NG = is_correct(rewards_NG, criterion, sizes_NG)
     spread_N, accepted_N = _would_be_accepted(rewards_NG, correct_NG, counted_NG, sizes_NG, criterion)
-    _, accepted_unmasked_N = _would_be_accepted(rewards_NG, correct_NG, scored_NG, sizes_NG, criterion)
+    _, accepted_with_masked_N = _would_be_accepted(rewards_NG, correct_NG, scored_NG, sizes_NG, criterion)
     is_full_NG = rewards_NG >= full_NG - margin(sizes_NG, criterion.tolerance)
 
     # If several reasons apply, the last assignment wins. The order of priority is, from the highest to the lowest:
@@ -93,7 +93,7 @@ def drop_reasons(
     code_N = torch.full_like(spread_N, REASONS.index("constant"), dtype=torch.long)
     code_N[(is_full_NG | ~counted_NG).all(dim=1)] = REASONS.index("all_correct")
     code_N[~(correct_NG & counted_NG).any(dim=1)] = REASONS.index("all_wrong")
-    code_N[~spread_N & accepted_unmasked_N] = REASONS.index("masked")
+    code_N[~spread_N & accepted_with_masked_N] = REASONS.index("masked")
     code_N[spread_N & ~accepted_N] = REASONS.index("outside_band")
     code_N[counted_NG.sum(dim=1) < 2] = REASONS.index("masked")
     code_N[accepted_N] = -1

@@ -138,7 +138,7 @@ class SelectionPolicy:
 
 class SkippedPrompts:
     """
-    The prompts that policies skip in a rollout, each of which is taken once.
+    The prompts that policies have skipped in a rollout. `take` returns each of them once.
 
     Args:
         policies (`Sequence[SelectionPolicy]`):

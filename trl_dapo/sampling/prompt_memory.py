@@ -69,7 +69,7 @@ class Population:
         self._sums = {name: start + factor * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
     def pass_rate_distribution(self) -> tuple[float, float]:
-        """Return the parameters of the Beta distribution with the estimated first two moments, for any prompt."""
+        """Return the Beta parameters of the pass rates of all prompts, which follow from the first two moments."""
         num, rate, square = self._sums.values()
         mean = rate / num
         # If nearly every prompt is either always or never solved, the concentration is tiny, but not zero.
@@ -220,7 +220,7 @@ class PromptMemory(SelectionPolicy):
             if self._surprise > self.MAX_SURPRISE:
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
-            if num_scored >= 2:  # otherwise the population has not learned from it, and its weight is kept
+            if num_scored >= 2:  # otherwise the next observation also counts for these passes
                 record.num_passes = 1
             record.num_seen += 1
         kept = self._fade(record)

@@ -123,7 +123,8 @@ class GroupQueue:
         self, numbers: Collection[int], rollout: int, step: int, *, keeps_together: bool = False
     ) -> None:
         """
-        Mark the requests of these groups as requested again, with the weights of the present rollout.
+        Mark the requests of these groups as requested again, with the weights of the present rollout. If they may wait
+        for two rollouts, their time to wait starts again.
 
         Args:
             numbers (`Collection[int]`):
@@ -134,8 +135,8 @@ class GroupQueue:
                 Optimizer steps before this rollout.
             keeps_together (`bool`, *optional*, defaults to `False`):
                 Whether requests that expire in the same rollout must be received together, because the processes can
-                share all of them equally, but perhaps not a part of them. Then a lost request gets no more time if
-                another request that expires in the same rollout was not lost.
+                share all of them equally, but perhaps not a part of them. Then the time of a lost request does not
+                start again if another request that expires in the same rollout was not lost.
         """
         expiries_of_others: set[int] = set()
         if keeps_together:

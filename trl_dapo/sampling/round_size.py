@@ -36,10 +36,10 @@ class AcceptanceRate:
     # (1.35 and 1.15 with ROUND_COST), and 19% and 8% of the groups that train are one rollout stale (12% and 4% with
     # ROUND_COST). Accuracy was one point lower only for a batch of 16, of which 31% were stale.
     CARRY_ROUND_COST = 0.64
-    # The share, and the fixed number, if a further round makes both the engine and the training wait. At acceptance
-    # rates from 0.33 to 0.55, a batch of 512 takes a second round in 0.3% of rollouts (in 2.4% if the rate
-    # itself changes by 0.01 from round to round), and carries 10% of its groups. A batch of 16 takes one in 1.3% and
-    # carries 40%.
+    # The share, and the fixed number, if rollouts are sampled one ahead. A further round is more expensive then: the
+    # training waits for it, and the next rollout is requested only after it. At acceptance rates from 0.33 to 0.55, a
+    # batch of 512 takes a second round in 0.3% of rollouts (in 2.4% if the rate itself changes by 0.01 from round to
+    # round), and carries 10% of its groups. A batch of 16 takes one in 1.3% and carries 40%.
     STALLING_ROUND_COST = 2.56
     MIN_STALLING_ROUND_COST = 48
     # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With 1.5, 0.2%
@@ -136,7 +136,7 @@ class AcceptanceRate:
             carries (`bool`, *optional*, defaults to `False`):
                 Whether surplus groups train in the next rollout.
             extra_round_stalls (`bool`, *optional*, defaults to `False`):
-                Whether a further round would make both the engine and the training wait.
+                Whether rollouts are sampled one ahead, which makes a further round more expensive.
         """
         # The smallest n that covers the deficit d with a margin of z standard deviations. These contain the binomial
         # noise of the round and the variance v of the rate r: n r - z sqrt(n r (1 - r) + n^2 v) >= d. The margin is

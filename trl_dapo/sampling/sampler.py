@@ -68,7 +68,8 @@ class Sampler:
             If there is no limit, a rollout ends after this many rollout batches of completions in a row without an
             accepted group. `0` means never.
         max_round_size (`int`, *optional*):
-            Maximum number of new prompts in a round, and of its completions divided by `num_generations`.
+            Maximum number of new prompts in a round. A round also has at most as many completions as this number of
+            whole groups.
         batch_multiplier (`float`, *optional*):
             Number of new prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         num_ranks (`int`, *optional*, defaults to `1`):
@@ -182,10 +183,10 @@ class Sampler:
         """
         Return the requests whose completions the next round receives. There are none if the rollout has ended.
 
-        Requests that were made ahead and expire with this rollout are returned first, in a round of their own. If
-        there are none, the batch gets as many as it needs of the requests for whole groups that may wait for two
-        rollouts. If there are none of these either, new requests are made. Other requests that were made ahead are
-        left for the rollout with which they expire.
+        Requests that were made ahead and expire with this rollout are returned first, in a round of their own. Later
+        ones only join them if the processes cannot share the round equally otherwise. If none expire, the batch gets
+        as many as it needs of the requests for whole groups that may wait for two rollouts. If there are none of these
+        either, new requests are made.
         """
         requested_ahead = self.queue.requests_in_flight if self.rollouts_ahead else []
         due = [request for request in requested_ahead if request.expires_at <= self.rollout.number]

@@ -41,13 +41,14 @@ class Selection:
         carries (`bool`):
             Whether surplus groups train in the next rollout.
         max_round_size (`int`, *optional*):
-            Maximum number of new prompts in a round, and of its completions divided by the size of a group. It is
-            rounded down to a multiple of the number of groups that the processes can share equally, but not below that
-            number.
+            Maximum number of new prompts in a round. A round also has at most as many completions as this number of
+            whole groups. It is rounded down to a multiple of the number of groups that the processes can share
+            equally, but not below that number.
         batch_multiplier (`float`, *optional*):
             Number of new prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         extra_round_stalls (`bool`):
-            Whether a further round would make both the engine and the training wait.
+            Whether rollouts are sampled one ahead. A further round is more expensive then: the training waits for it,
+            and the next rollout is requested only after it.
         samples_next_batch (`bool`):
             Whether first completions for the next batch may be sampled together with the rest of this batch.
     """
@@ -232,8 +233,8 @@ class Selection:
         num_groups = self._num_groups(num_wanted)
         enough_accepted = math.inf
         if self.batch_multiplier is None:
-            # The size follows from past rounds. If the drawn prompts are predicted to be accepted more often than
-            # those were, fewer of them are enough.
+            # The size follows from past rounds. If the predictions for the drawn prompts are higher than those for the
+            # prompts of past rounds, fewer prompts are enough.
             enough_accepted = num_groups * self.round_size.predicted.rate
         if self._most_groups is not None:
             num_groups = min(num_groups, self._most_groups)

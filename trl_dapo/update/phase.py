@@ -389,8 +389,8 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         self._sampled_before = {}
         self._sample_and_pack(batches, self._step_start.sampled)
         if self._random_state_before is not None:
-            # transformers has restored the random state at the time of the checkpoint. Passes with dropout had drawn
-            # from it by then.
+            # transformers has restored the random state that was saved with the checkpoint. Before the checkpoint,
+            # passes of this step with dropout had changed that state, and these passes are repeated now.
             set_random_state_of_torch(self._random_state_before)
             self._random_state_before = None
         self._step_start.random_state = random_state_of_torch()
