@@ -82,7 +82,7 @@ BENCHMARKS = {
     "screening": "A few completions first, then the rest",
     "rollout_seconds": "What each setting costs in seconds",
     "rewards": "math_verify_reward compared with accuracy_reward",
-    "drop_in": "A drop-in for GRPOTrainer",
+    "drop_in": "A step without dynamic sampling compared with GRPOTrainer's",
     "time_to_accuracy": "Tokens and seconds to an accuracy",
     "overlap": "One rollout ahead compared with taking turns",
     "groups_ahead": "Two rollouts ahead compared with one",

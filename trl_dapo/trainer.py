@@ -442,12 +442,12 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         inputs = [copy.deepcopy(example) for example in examples[mine]]
         completions: list[Completion] = []
         number = sampler.rollout.number
-        is_stale = any(request.weights_rollout < number for request in requests)
+        has_earlier_weights = any(request.weights_rollout < number for request in requests)
 
         def score(*batch: Any) -> torch.Tensor:
             completions.extend(receive_rows(requests, recording, self.accelerator))
             for group, index in completions:
-                # The weights that sampled it are gone. Only the engine's log-probabilities remain of them.
+                # Log-probabilities under earlier weights cannot be computed any more. The engine's are used.
                 if group.weights_rollouts[index] < number and index in group.rows:
                     group.rows[index].old_logps = group.rows[index].logprobs
             return self._score_round(requests, completions, *batch)
@@ -461,7 +461,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             self._ahead.answering(requests),
         ):
             super()._generate_and_score_completions(inputs)
-        return Round(requests, completions, recording.metrics, is_stale)
+        return Round(requests, completions, recording.metrics, has_earlier_weights)
 
     def _score_round(
         self,
@@ -473,8 +473,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         completion_ids: list[list[int]],
     ) -> torch.Tensor:
         """
-        Score the completions of a round, each whole group in one call on one process. Return the rewards as TRL
-        expects them.
+        Score the completions of a round, each whole group in one call on one process unless there are environments.
+        Return the rewards as TRL expects them.
         """
         num_ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         # The state of an environment cannot be moved to another process.

@@ -229,7 +229,7 @@ def print_costs(found, target, num_generations):
             cells.append("{:.2f} / {:.2f}".format(*saved))
         rows.append([engine, f"{acceptance:.0%}", f"{base_seconds:,.0f}", f"{base.completions:.2f}", *cells])
     title = f"{target} prompts x {num_generations}: times fewer seconds / times fewer completions"
-    print_table(title, ("engine", "accepted", "seconds", "sampled / trained", *SETTINGS[1:]), rows)
+    print_table(title, ("engine", "accepted", "time", "sampled / trained", *SETTINGS[1:]), rows)
 
 
 COMPARED = {

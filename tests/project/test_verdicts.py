@@ -154,14 +154,14 @@ def test_the_table_of_tokens_has_those_of_each_arm_and_their_ratio_to_grpos():
     rows = {cells[0]: cells[1:] for cells in (row.strip("| ").split(" | ") for row in pages.results_table()[2:])}
     # 29,569 of 153,602, each arm at its best rate.
     assert rows["`GRPOTrainer`"][1] == "153,602"
-    assert rows["`DAPOTrainer`, screen and memory on"][1] == "29,569 (0.19x)"
+    assert rows["`DAPOTrainer`, former default"][1] == "29,569 (0.19x)"
     # With as many prompts as are informative in a rollout of GRPO's: no more than GRPO, within a twentieth.
     fewer = [
         float(cell.split("(")[1].removesuffix("x)"))
-        for cell in rows["... screen and memory on, fewer prompts per rollout"][:5]
+        for cell in rows["... former default, fewer prompts per rollout"][:5]
     ]
     assert fewer == [1.04, 0.18, 0.99, 1.01, 1.02]
-    only_one = rows['... screen and memory on, `dynamic_sampling_rewards=["correct"]`']
+    only_one = rows['... former default, `dynamic_sampling_rewards=["correct"]`']
     assert only_one[:5] == ["one reward"] * 5
 
 

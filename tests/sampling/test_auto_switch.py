@@ -138,9 +138,9 @@ def test_both_go_off_when_the_model_has_learnt_most_prompts_and_the_terminal_say
     run.rate_N = evenly_spread()
     run.roll_out(40)
     assert run.is_on == (False, False)
-    assert [message.split(": ")[1] for message in run.messages[-2:]] == [
-        "no prompt is skipped from here on.",
-        "whole groups are sampled from here on.",
+    assert [message.split(". ")[1] for message in run.messages[-2:]] == [
+        "From here on, no prompt is skipped.",
+        "From here on, whole groups are sampled.",
     ]
 
 
@@ -266,8 +266,8 @@ def test_the_message_gives_the_rate_what_is_done_and_the_saving():
     # Two further groups, one of them accepted, represent the prior: r = (10 + 1) / (100 + 2) = 0.108, and two standard
     # deviations are 2 sqrt(r (1 - r) / 102) = 0.061.
     assert switch.take_messages() == [
-        "At most 17% of groups are accepted: some prompts are skipped from here on, which is expected to need "
-        "2.9 times fewer completions for each accepted group."
+        "At most 17% of groups are accepted. From here on, some prompts are skipped. This is expected to take 2.9 "
+        "times fewer completions for each accepted group."
     ]
     assert switch.take_messages() == []
 
@@ -278,7 +278,7 @@ def test_the_message_of_a_run_that_accepts_nothing_does_not_say_that_some_are_ac
     switch.observe(Decisions([Group(4)] * 28, ["all_wrong"] * 28, 0, [(0, 4)] * 28))
     switch.start_rollout()
     # (0 + 1) / (28 + 2) = 0.033, and 0.036 with the change that the rate may have had since: 0.036 + 2 x 0.035.
-    assert switch.take_messages()[0].startswith("At most 11% of groups are accepted: ")
+    assert switch.take_messages()[0].startswith("At most 11% of groups are accepted. ")
 
 
 def test_the_message_says_why_a_policy_goes_off():
@@ -296,7 +296,7 @@ def test_the_message_says_why_a_policy_goes_off():
         reasons = [None] * num_accepted + ["all_wrong"] * (100 - num_accepted)
         switch.observe(Decisions([Group(4)] * 100, reasons, 0, [(0, 4)] * 100))
         switch.start_rollout()
-        assert switch.take_messages() == [f"{why}: no prompt is skipped from here on."]
+        assert switch.take_messages() == [f"{why}. From here on, no prompt is skipped."]
 
 
 # ---- Checkpoints ----

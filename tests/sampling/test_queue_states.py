@@ -456,8 +456,8 @@ class Run:
         fail_at("scored")
         number = self.first.rollout.number
         for sampler, own, sampled in zip(self.samplers, requests, completions, strict=True):
-            is_stale = any(request.weights_rollout < number for request in own)
-            sampler.add(Round(own, sampled, {}, is_stale))
+            has_earlier_weights = any(request.weights_rollout < number for request in own)
+            sampler.add(Round(own, sampled, {}, has_earlier_weights))
         self._check_budget(requests[0])
         fail_at("added")
         decisions = [list(self._decisions(own)) for own in requests]
@@ -615,7 +615,7 @@ class Run:
         # A batch is full, or there was no budget left.
         assert len(batch.train) + len(batch.fillers) == config.target, "A batch has not as many groups as it must."
         if num_missing:
-            assert gave_up or left < sampler.selection.min_round_completions, (
+            assert gave_up or left < sampler.selection.min_completions_left, (
                 "A batch is not full, and there is budget left."
             )
         elif config.mode != "mask":
@@ -631,7 +631,7 @@ class Run:
                 assert id_ not in book.trained, "A completion trains twice."
                 book.trained.add(id_)
                 assert book.version - book.versions[id_] <= MAX_STALENESS, "A completion is too stale to train."
-        for group in (*batch.discarded, *batch.given_up):
+        for group in (*batch.discarded, *batch.dropped_partial):
             self._note_left(group)
         assert all(group.state is GroupState.ACCEPTED for group in batch.carried_to_next)
         assert all(group.state is GroupState.PARTIAL for group in batch.partial)

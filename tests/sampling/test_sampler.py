@@ -95,7 +95,7 @@ def invent(sampler, num_groups, num=None, place=0):
 def answer(sampler, requests, rewards=None):
     """Add the completions of a round to their groups, on one process."""
     completions, rewards = [], list(rewards or [])
-    is_stale = any(request.weights_rollout < sampler.rollout.number for request in requests)
+    has_earlier_weights = any(request.weights_rollout < sampler.rollout.number for request in requests)
     for request in requests:
         group, num = request.group, request.num_completions
         completions += [Completion(group, group.num_received + i) for i in range(num)]
@@ -105,7 +105,7 @@ def answer(sampler, requests, rewards=None):
         known = group.rewards[:, 0].tolist() if len(group.rewards) else []
         own, rewards = (rewards or [0.0] * num)[:num], rewards[num:]
         group.rewards = torch.tensor([*known, *own])[:, None]
-    round_ = Round(requests, completions, is_stale=is_stale)
+    round_ = Round(requests, completions, has_earlier_weights=has_earlier_weights)
     sampler.add(round_)
     return round_
 
@@ -873,15 +873,15 @@ def test_partial_groups_are_given_up_once_their_first_completions_are_two_rollou
     let_wait(sampler, 1, staleness=1, num=1, place=1)
     sampler.start_rollout()
     batch = sampler.finish_rollout()
-    assert (numbers(batch.given_up), numbers(batch.partial)) == ([0], [1])
-    assert batch.given_up[0].drop_reason == "stale"
+    assert (numbers(batch.dropped_partial), numbers(batch.partial)) == ([0], [1])
+    assert batch.dropped_partial[0].drop_reason == "stale"
 
 
 def test_partial_groups_that_no_later_rollout_may_complete_are_surplus_and_not_stale():
     sampler = make(4, carries=False, screen=1)
     let_wait(sampler, 1, staleness=0, num=1)
     sampler.start_rollout()
-    (group,) = sampler.finish_rollout().given_up
+    (group,) = sampler.finish_rollout().dropped_partial
     assert group.drop_reason == "surplus"
 
 

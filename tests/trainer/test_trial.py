@@ -562,3 +562,14 @@ def test_another_error_says_in_which_phase_it_happened_and_leaves_the_trainer_as
     assert error.value.__notes__ == ["This happened in a trial, in the checkpoint with `save_only_model: false`."]
     assert vars(trainer) == before | {"_save_optimizer_and_scheduler": break_down}
     assert torch.equal(weights(trainer), moved)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_short"), [({}, True), ({"dynamic_sampling_mode": "replace", "min_replace_ratio": 0.25}, False)]
+)
+def test_a_batch_is_short_only_if_no_copies_fill_it(tiny_model, tmp_path, settings, is_short):
+    # With a limit of one batch, some of the four groups are dropped. With "replace", copies of one group are enough.
+    settings = {"dynamic_sampling_max_gen_batches": 1.0, **settings}
+    trainer = make(tiny_model, tmp_path, right, ScriptedTrainer, **settings)
+    notes = " ".join(trainer.trial().notes)
+    assert ("so the update of this rollout trained on fewer rows" in notes) is is_short

@@ -126,7 +126,7 @@ def assert_agrees_with_trl(trainer, inputs):
     def ours(model, inputs):
         loss = UpdatePhaseMixin._compute_loss(trainer, model, inputs)
         trainer._step_metrics.add_microbatch(real_tokens=1, padded_tokens=1)
-        trainer._publish(trainer._step_metrics, "train")
+        trainer._finish_step_metrics(trainer._step_metrics, "train")
         return loss
 
     found = loss_gradient_metrics(trainer, ours, inputs)
@@ -257,7 +257,7 @@ def test_the_layout_of_every_key_of_a_rollout_is_known():
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
-    names = "_compute_loss", "_objective", "_publish", "_append_metrics"
+    names = "_compute_loss", "_objective", "_finish_step_metrics", "_append_metrics"
     methods = [getattr(UpdatePhaseMixin, name) for name in names]
     source = "".join(map(inspect.getsource, (*methods, adapted_entropy_coef))).replace(" args.", " self.args.")
     assert {field for field in HONOURED if field in source} == HONOURED

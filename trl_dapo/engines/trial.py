@@ -228,9 +228,9 @@ class TrialMixin(TrialPhasesMixin):
         ]
         if self.accelerator.device.type != "cuda":
             notes.append("the memory of other programs on this machine is not counted")
-        if self._sampler is not None and (shortfall := self._sampler.rollout.shortfall):
+        if self._sampler is not None and (num_missing := self._sampler.num_missing):
             notes.append(
-                f"the batch was {shortfall} groups short, so the update of this rollout trained on fewer rows"
+                f"the batch was {num_missing} groups short, so the update of this rollout trained on fewer rows"
             )
         metrics = self._metrics["train"]
         longest = max(metrics["completions/max_length"], default=0.0)

@@ -222,7 +222,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         silent: AbstractContextManager[None] = nullcontext()
         if not reduces:
             alone = partial(self._compute_loss_alone, self._compute_loss)
-            silent = patched(self, _publish=lambda *args: None, _compute_loss=alone)
+            silent = patched(self, _finish_step_metrics=lambda *args: None, _compute_loss=alone)
         with patched(self, _roll_out=lambda batch: parts), silent:
             for i in range(num_batches):
                 is_last = i == num_batches - 1

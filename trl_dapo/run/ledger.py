@@ -100,7 +100,7 @@ class Ledger(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Add the partial groups that are left, as groups of the next rollout. A resumed run removes these rows."""
         self._texts = {}
-        unfinished = Batch([], [], [], given_up=self._sampler.queue.partial)
+        unfinished = Batch([], [], [], dropped_partial=self._sampler.queue.partial)
         self.end_rollout(self._sampler.next_rollout(), unfinished, state.global_step - 1)
 
     def end_rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
@@ -190,7 +190,7 @@ def _texts(texts: Iterable[str | None]) -> pa.Array:
 
 
 def _groups_to_describe(rollout: Rollout, batch: Batch) -> list[PromptGroup]:
-    return sorted([*rollout.decided_groups, *batch.given_up], key=lambda group: group.number)
+    return sorted([*rollout.decided_groups, *batch.dropped_partial], key=lambda group: group.number)
 
 
 def describe_groups(
@@ -205,7 +205,7 @@ def describe_groups(
     groups = _groups_to_describe(rollout, batch)
     ends = list(itertools.accumulate(group.num_received for group in groups))
     outcomes = {
-        **dict.fromkeys(batch.given_up, PARTIAL),
+        **dict.fromkeys(batch.dropped_partial, PARTIAL),
         **dict.fromkeys(rollout.dropped, "dropped"),
         **dict.fromkeys(rollout.accepted, "surplus"),
         **dict.fromkeys(batch.carried_to_next, "carried"),

@@ -92,7 +92,7 @@ class AutoSwitch(SelectionPolicy):
             self._num_accepted += expected_acceptance(correct, incorrect, self._num_generations)
 
     def _would_differ_later(self, group: PromptGroup, num_correct: int, num_scored: int) -> float:
-        """Return the probability that the rest of a group would differ from its first completions, which are equal."""
+        """Return the probability that a group's rewards will differ, if those of its first completions are equal."""
         known = (policy.pass_rate_distribution(group.name) for policy in self._all_policies)
         correct, incorrect = next(distribution for distribution in known if distribution is not None)
         num_rest = group.num_completions_missing
@@ -124,13 +124,13 @@ class AutoSwitch(SelectionPolicy):
                 policy.is_on = True
                 change = policy.describe_on(self._num_generations)
                 self._messages.append(
-                    f"At most {at_most:.0%} of groups are accepted: {change} from here on, which is expected to "
-                    f"need {saving:.1f} times fewer completions for each accepted group."
+                    f"At most {at_most:.0%} of groups are accepted. From here on, {change}. This is expected to take "
+                    f"{saving:.1f} times fewer completions for each accepted group."
                 )
 
     def _switch_off(self, policy: SelectionPolicy, why: str) -> None:
         policy.is_on = False
-        self._messages.append(f"{why}: {policy.describe_off()} from here on.")
+        self._messages.append(f"{why}. From here on, {policy.describe_off()}.")
 
     def leave_out(self, policy: SelectionPolicy) -> None:
         """Prepare for the run to continue without a policy."""

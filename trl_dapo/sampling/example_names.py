@@ -40,7 +40,7 @@ def prompt_name(example: Mapping[str, Any]) -> str:
 
 
 def id_in(name: str) -> str:
-    """Return the id that a name begins with, or the name itself if it has no id."""
+    """Return a name without its hash: `id` or `source/id`. If there is no id, return the whole name."""
     return _HASH_AFTER_ID.sub("", name)
 
 

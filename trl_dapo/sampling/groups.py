@@ -32,8 +32,8 @@ class GroupState(StrEnum):
     IN_FLIGHT = "in flight"  # completions are requested
     PARTIAL = "partial"  # the rewards of its first completions differ, and its rest is not requested yet
     ACCEPTED = "accepted"  # it is whole and waits for a batch
-    DROPPED = "dropped"  # it does not train
-    TRAINED = "trained"  # it is in a batch
+    DROPPED = "dropped"  # it does not train, but may fill up a batch
+    TRAINED = "trained"  # it was put into a batch to train
 
 
 _NEXT_STATES = {
@@ -111,7 +111,9 @@ class PromptGroup:
     lengths: list[int] = field(default_factory=list)  # number of tokens that the model generated
     truncated: list[bool] = field(default_factory=list)  # whether the completion was cut off at the length limit
     extra_logs: dict[str, list] = field(default_factory=dict)  # columns that reward functions logged with `log_extra`
-    weights_rollouts: list[int] = field(default_factory=list)  # the rollout with whose weights it was sampled
+    weights_rollouts: list[int] = field(
+        default_factory=list
+    )  # the rollout with whose weights the completion was sampled
     weights_steps: list[int] = field(default_factory=list)  # optimizer steps that these weights have had
     ranks: list[int] = field(default_factory=list)  # the process that holds the completion's row
     rows: dict[int, Row] = field(default_factory=dict)  # rows that this process holds, by their index in the group
@@ -133,12 +135,12 @@ class PromptGroup:
         return self.num_received >= self.num_generations
 
     @property
-    def is_split(self) -> bool:
+    def is_on_several_ranks(self) -> bool:
         """Whether several processes hold its rows."""
         return len(set(self.ranks)) > 1
 
     def staleness(self, rollout: int) -> int:
-        """Return how many rollouts before this one its oldest completion was sampled."""
+        """Return by how many rollouts the oldest weights that sampled a completion of it are older than `rollout`."""
         return rollout - min(self.weights_rollouts, default=rollout)
 
     def move_to(self, state: GroupState, reason: str | None = None) -> None:
@@ -167,9 +169,10 @@ class PromptGroup:
 
     def forget_extras(self) -> None:
         """
-        Remove what reward functions logged, and the columns that a `rollout_func` added for them. These may be of any
-        type, and a checkpoint could not store them. They are not needed any more: a `rollout_func` samples whole
-        groups, which have been scored by now.
+        Remove what reward functions logged, and the columns that a `rollout_func` added for them. Both may be of any
+        type, and a checkpoint could not store them. The columns are not needed any more: a `rollout_func` samples
+        whole groups, which have been scored by now. What was logged of first completions is usually logged again,
+        since they are scored again with the rest.
         """
         self.extra_logs = {}
         for row in self.rows.values():

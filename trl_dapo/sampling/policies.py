@@ -5,10 +5,11 @@
 In this folder a policy is a selection policy. The policy that is trained is called the model, or its weights.
 
 To add a policy, write a subclass of [`SelectionPolicy`] in a file of its own, and create it in
-`construction.make_sampler`, which gets what it needs from `DAPOTrainer._new_sampler`. Every process asks it in the
-same order, and it must decide the same on each. It knows a prompt by its name only; [`PromptStream.rows_by_name`]
-returns the columns by name. It cannot exclude prompts: if a full pass was skipped, the next prompts are sampled
-anyway. To exclude prompts, filter the dataset instead.
+`construction.make_sampler`, which gets what it needs from `DAPOTrainer._new_sampler`. Every process asks the policy
+about the same prompts in the same order, and the policy must decide the same on each. It knows only the name of a
+prompt. [`PromptStream.rows_by_name`] returns the columns of each prompt under its name, or nothing for a streamed
+dataset. A policy cannot exclude prompts: if a full pass was skipped, the next prompts are sampled anyway. To exclude
+prompts, filter the dataset instead.
 
 If a run has several policies, their order matters, and their decisions are combined as follows:
 
@@ -74,12 +75,13 @@ class SelectionPolicy:
     skipped_distributions: Sequence[tuple[float, float]] = ()
 
     def start_rollout(self) -> None:
-        """Prepare for a new rollout."""
+        """Prepare for a new rollout, and empty `skipped_distributions`."""
 
     def skips(self, name: str, may_skip: bool) -> bool:
         """
-        Return whether to skip a prompt now. It must be `False` if `may_skip` is `False`: then a full pass was skipped.
-        A policy is not asked about a prompt that an earlier policy skips.
+        Return whether to skip a prompt, which is asked once each time the prompt is drawn. If it is skipped, also add
+        its pass rate to `skipped_distributions`. Return `False` if `may_skip` is `False`: then a full pass was
+        skipped. A policy is not asked about a prompt that an earlier policy skips.
         """
         return False
 
@@ -88,11 +90,14 @@ class SelectionPolicy:
         return num_generations
 
     def max_screen_size(self, num_generations: int) -> int:
-        """Return the maximum number of completions that it requests first of a group that it splits."""
+        """Return the maximum number of completions that it requests first, if not those of a whole group."""
         return num_generations
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
-        """Return the probability that `num_completions` completions of a prompt differ, or `None` if it is unknown."""
+        """
+        Return the probability that the rewards of `num_completions` completions of a prompt differ, or `None` if it is
+        unknown.
+        """
         return None
 
     def observe(self, decisions: Decisions) -> None:

@@ -167,7 +167,7 @@ class PromptMemory(SelectionPolicy):
         return num_accepted / num_visits / unseen
 
     def describe_on(self, num_generations: int) -> str:
-        return "prompts that are likely to be dropped are skipped for a while"
+        return "a prompt whose group would probably be dropped is skipped in some passes"
 
     def describe_off(self) -> str:
         return "no prompt is skipped"
@@ -209,7 +209,7 @@ class PromptMemory(SelectionPolicy):
         return max(visits_per_pass, 2 / (self.longest_wait + 1))
 
     def update(self, name: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
-        """Learn from the completions of a group, or from its rest if it has learned from its first completions."""
+        """Learn from completions of a group. With `is_rest`, it has learned from the first completions before."""
         record = self._records.setdefault(name, _Record(num_halvings=self._num_halvings))
         # The rest of a group belongs to the same observation as its first completions, which was counted before.
         if not is_rest:

@@ -97,8 +97,8 @@ class PromptStream:
             n (`int`):
                 Maximum number of prompts.
             skip (`Callable`, *optional*):
-                Called with each prompt's name, and with whether it may be skipped. A prompt is skipped in this pass if
-                it returns `True`.
+                Called with each prompt's name, and with whether it may be skipped. Returns whether it is skipped in
+                this pass, and must return `False` if it may not be.
             is_enough (`Callable`, *optional*):
                 Called with the name of each prompt that is taken. No further prompt is taken once it returns `True`.
         """
@@ -252,7 +252,7 @@ class _MapStyleSource:
         return dict(zip(self.names(range(self.length)), rows, strict=False))  # empty if none of them exists
 
     def fingerprint(self) -> dict[str, str]:
-        """Return a hash of the dataset's length and of the names of prompts spread evenly over it."""
+        """Return, as `dataset`, a hash of its length and of the names of prompts spread evenly over it."""
         step = max(self.length // FINGERPRINT_ROWS, 1)
         return {"dataset": digest(json.dumps([self.length, self.names(range(0, self.length, step))]))}
 
@@ -268,7 +268,7 @@ class _IterableSource:
         self._shuffle = shuffle
         self._dataset = dataset.shuffle(seed=seed) if shuffle else dataset
         self._columns = columns
-        self._first_rows: str | None = None
+        self._first_rows_digest: str | None = None
         self._begun: Iterator[dict[str, Any]] | None = None  # the first pass, of which only the first rows were read
 
     def _read(self, num_passes: int) -> Iterator[dict[str, Any]]:
@@ -279,10 +279,10 @@ class _IterableSource:
     def begin(self) -> None:
         """Read the first rows of the first pass, unless they are known, and keep them for `rows`."""
         # A streamed dataset may not allow reading them a second time.
-        if self._first_rows is None:
+        if self._first_rows_digest is None:
             examples = self._read(0)
             first = list(itertools.islice(examples, FIRST_ROWS))
-            self._first_rows = digest(json.dumps([prompt_name(example) for example in first]))
+            self._first_rows_digest = digest(json.dumps([prompt_name(example) for example in first]))
             self._begun = itertools.chain(first, examples)
 
     def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -301,8 +301,8 @@ class _IterableSource:
         `ignore_data_skip` has none: it begins with a later pass.
         """
         fingerprint: dict[str, str | None] = {"dataset": None}
-        if self._first_rows is not None:
-            fingerprint["first_rows"] = self._first_rows
+        if self._first_rows_digest is not None:
+            fingerprint["first_rows"] = self._first_rows_digest
         return fingerprint
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of groups: every group that was requested and has neither trained nor been dropped.
 
-Groups are in the order in which their prompts were drawn. Those in flight, partial groups and accepted groups that
-wait for a batch are all kept here, and nowhere else. Surplus groups are carried over by leaving them in the queue at
-the end of a rollout.
+Groups are in the order in which their prompts were drawn. Those in flight, those whose request was cancelled, partial
+groups and accepted groups that wait for a batch are all kept here, and nowhere else. Surplus groups are carried over
+by leaving them in the queue at the end of a rollout.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,7 +22,7 @@ class GroupQueue:
 
     def __init__(self, num_generations: int) -> None:
         self.num_generations = num_generations
-        self.num_drawn = 0  # groups drawn in the run, which number them
+        self.num_drawn = 0  # groups drawn in the run so far, and the number of the next one
         self._groups: dict[int, PromptGroup] = {}
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class GroupQueue:
 
     @property
     def partial(self) -> list[PromptGroup]:
-        """Groups whose first completions differ and whose rest is not requested yet."""
+        """Groups whose first completions have different rewards and whose rest is not requested yet."""
         return self.in_state(GroupState.PARTIAL)
 
     @property
@@ -168,8 +168,8 @@ class GroupQueue:
         Continue from a saved state. The examples of its groups are read from the stream again.
 
         Return how many groups with completions were left behind because their examples were not found, and whether
-        the examples of all groups in flight were found. If one of those is missing, the groups without completions
-        are removed, so that their prompts can be drawn again.
+        the examples of all groups in flight were found. If one of these examples is missing, all requests are
+        cancelled, and the groups without completions are removed, so that their prompts can be drawn again.
         """
         saved = state["groups"]
         self.num_drawn, self._groups = state["num_drawn"], {}

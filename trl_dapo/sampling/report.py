@@ -196,7 +196,7 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
         limit (`float`):
             `dynamic_sampling_max_gen_batches`.
         num_short (`int`, *optional*, defaults to `0`):
-            Number of rollouts in a row whose batch was not full, including this one.
+            Number of rollouts in a row that fell short, including this one.
         num_trained (`int`, *optional*):
             Number of groups that train in spite of this. `None` if the run stops here.
     """

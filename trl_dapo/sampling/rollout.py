@@ -21,7 +21,7 @@ class Rollout:
     rounds: list[Round] = field(default_factory=list)
     accepted: list[PromptGroup] = field(default_factory=list)  # in the order in which they were accepted
     dropped: list[PromptGroup] = field(default_factory=list)  # in the order in which they were dropped
-    _num_completions_at_last_group: int = 0  # completions sampled when a group was last accepted
+    _num_completions_at_last_accepted: int = 0  # completions sampled when a group was last accepted
 
     def add(self, round_: Round) -> None:
         """Add a round that was just sampled."""
@@ -31,18 +31,17 @@ class Rollout:
     def note_accepted(self, group: PromptGroup) -> None:
         """Add a group that was accepted in the latest round."""
         self.accepted.append(group)
-        self._num_completions_at_last_group = self.num_completions
+        self._num_completions_at_last_accepted = self.num_completions
 
     @property
     def refills(self) -> list[Round]:
-        """The rounds after the first. Rounds that were requested by earlier rollouts are the first one together."""
-        own = [round_ for round_ in self.rounds if not round_.is_stale]
-        has_stale = len(own) < len(self.rounds)
-        return own if has_stale else own[1:]
+        """The rounds after the first. All rounds with completions of earlier weights count as the first one."""
+        own = [round_ for round_ in self.rounds if not round_.has_earlier_weights]
+        return own if len(own) < len(self.rounds) else own[1:]
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds. Rounds that were requested by earlier rollouts count as one together."""
+        """Number of rounds. All rounds with completions of earlier weights count as one."""
         return 1 + len(self.refills) if self.rounds else 0
 
     @property
@@ -71,9 +70,9 @@ class Rollout:
         return sum(group.lengths[index] for round_ in self.rounds for group, index in round_.completions)
 
     @property
-    def num_completions_without_group(self) -> int:
+    def num_completions_since_accepted(self) -> int:
         """Number of completions sampled since a group was last accepted, or since the rollout began."""
-        return self.num_completions - self._num_completions_at_last_group
+        return self.num_completions - self._num_completions_at_last_accepted
 
     @property
     def num_trainable(self) -> int:
@@ -82,7 +81,7 @@ class Rollout:
 
     @property
     def shortfall(self) -> int:
-        """Number of groups that the batch lacks."""
+        """Number of accepted groups that the batch lacks, even if copies fill it."""
         return max(self.target - self.num_trainable, 0)
 
     @property
@@ -101,7 +100,7 @@ class Totals:
     groups_sampled: int = 0
     groups_trained: int = 0
     tokens_generated: int = 0
-    short_rollouts: int = 0  # rollouts whose batch was not full
+    short_rollouts: int = 0  # rollouts that fell short, see `Sampler.finish_rollout`
     empty_rollouts_in_a_row: int = 0  # that had no group to train on
     gave_up: bool = False  # whether the last rollout ended because no group was accepted for long
     first_step: int = 0  # optimizer steps before the first of these rollouts

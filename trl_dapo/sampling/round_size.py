@@ -20,10 +20,13 @@ def rounded_down(product: float) -> int:
 
 @dataclass(eq=False)
 class AcceptanceRate:
-    """Running estimate of the share of groups that are accepted: a line fitted over rounds by least squares."""
+    """
+    Running estimate of the share of groups that are accepted: a line fitted over the updates by least squares. The
+    size of a round follows from it.
+    """
 
-    DECAY = 0.95  # factor on the weight of earlier rounds at each new round
-    DRIFT = 0.01  # prior standard deviation of the change in the acceptance rate from one round to the next
+    DECAY = 0.95  # factor on the weight of earlier groups at each update
+    DRIFT = 0.01  # prior standard deviation of the change in the acceptance rate from one update to the next
     # The assumed cost of one more round, in accepted groups: this share of a batch, but at least the fixed number that
     # follows, since even a round of few prompts takes as long as its longest completion.
     # At an acceptance rate of 1/3 (`benchmarks/sampling_policies.py`), a batch of 512 takes 1.15 rounds and 1.045
@@ -47,7 +50,7 @@ class AcceptanceRate:
     # 3% to 6%, and with 1.0 it is 1% to 4%.
     SPARE = 1.5
 
-    # Weighted sums over sampled groups. The age of a group counts in rounds and is negative: -1 is the latest round.
+    # Weighted sums over sampled groups. The age of a group counts in updates and is negative: -1 is the latest update.
     num_groups: float = 0.0
     num_accepted: float = 0.0
     _sum_age: float = 0.0
@@ -56,7 +59,7 @@ class AcceptanceRate:
 
     @property
     def rate(self) -> float:
-        """Expected acceptance rate of the next round, strictly between 0 and 1. It is 0.5 before the first round."""
+        """Expected acceptance rate of the next groups, strictly between 0 and 1. It is 0.5 before the first update."""
         return self._fit()[0]
 
     @property
@@ -65,7 +68,7 @@ class AcceptanceRate:
         return math.sqrt(self._fit()[1])
 
     def _fit(self) -> tuple[float, float]:
-        """Return the value of the fitted line at age 0, and its variance, without the noise of the next round."""
+        """Return the value of the fitted line at age 0, and its variance, without the noise of the next groups."""
         # Two further groups, one of them accepted, represent the uniform prior.
         num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
         mean = num_accepted / num_groups
@@ -76,15 +79,15 @@ class AcceptanceRate:
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
     def update(self, num_accepted: float, num_groups: float) -> None:
-        """Learn from a round."""
+        """Learn from groups that were decided on, of which a round may have several kinds."""
         rate, variance = self._fit()
         surprise = (num_accepted - num_groups * rate) ** 2
         expected = num_groups * rate * (1 - rate) + num_groups**2 * variance
-        # If the round is more than three standard deviations off, all earlier rounds lose weight at once.
+        # If they are more than three standard deviations off, all earlier groups lose weight at once.
         fade = self.DECAY
         if surprise > 9 * expected:
             fade *= 9 * expected / surprise
-        # The age of all earlier rounds changes by -1.
+        # The age of all earlier groups changes by -1.
         self._sum_age_squared += self.num_groups - 2 * self._sum_age
         self._sum_age -= self.num_groups
         self._sum_age_accepted -= self.num_accepted
@@ -161,7 +164,7 @@ class AcceptanceRate:
 
 
 class RoundSize(SelectionPolicy):
-    """The policy that sets how many prompts to draw in a round for the groups that are missing."""
+    """Records the acceptance rates from which [`AcceptanceRate`] computes the size of a round."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceRate()

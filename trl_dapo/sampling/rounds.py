@@ -37,7 +37,7 @@ class Round:
     requests: Sequence[GenerationRequest]
     completions: list["Completion"]  # the sampled completions, in the order of the rows of all processes
     metrics: dict[str, list[float]] = field(default_factory=dict)  # TRL's metrics
-    is_stale: bool = False  # whether some of it was sampled with earlier weights
+    has_earlier_weights: bool = False  # whether some of it was sampled with the weights of an earlier rollout
     number: int = 0  # counted within its rollout, from 1
     seconds: float = 0.0  # time to sample and score it
 
@@ -92,7 +92,10 @@ def _checksum(requests: Sequence[GenerationRequest]) -> int:
 
 
 class ScoringPlan(NamedTuple):
-    """The completions that each process scores. Every process scores equally many, since TRL gathers the rewards."""
+    """
+    The completions whose rewards each process returns: those that it scores, and copies of them, since TRL gathers
+    equally many rewards from each.
+    """
 
     per_rank: list[list[Completion]]
     is_in_place: bool  # whether each process scores exactly the completions that it sampled, in the same order
@@ -105,8 +108,9 @@ def plan_scoring(
     Plan which process scores which completions of a round.
 
     A whole group is scored by one process in one call, including first completions that were already scored in an
-    earlier round. The first completions of partial groups are scored by the processes that sampled them, since their
-    rewards only decide whether the rest is requested.
+    earlier round. Only if completions cannot be moved, each process scores what it sampled. The first completions of
+    partial groups are scored by the processes that sampled them, since their rewards only decide whether the rest is
+    requested.
 
     Args:
         requests (`Sequence[GenerationRequest]`):
@@ -124,7 +128,7 @@ def plan_scoring(
         request.group
         for request in requests
         if request.group.is_whole
-        and (request.num_completions < request.group.num_generations or request.group.is_split)
+        and (request.num_completions < request.group.num_generations or request.group.is_on_several_ranks)
     ]
     if not to_move or not moves:
         return ScoringPlan(own, True)

@@ -117,11 +117,11 @@ class Sampler:
         self.rollout = Rollout(target)
         self.totals = Totals()
         self.num_rollouts = 0
-        self.short_rollouts_in_a_row = 0  # whose batch was not full
+        self.short_rollouts_in_a_row = 0  # that fell short, see `finish_rollout`
         self.sources: list[str] = []
         self.unanswered: set[int] = set()  # numbers of the groups in flight whose completions were lost
         self._is_open = False  # whether a rollout is under way
-        self._place_of_last_group = stream.place  # where the stream was when a group was last accepted
+        self._place_of_last_accepted = stream.place  # where the stream was when a group was last accepted
         self._passes_without_group = 0
         self._has_warned_of_batches = False
         self._skipped = SkippedPrompts(self.selection.policies)  # that are not in the totals yet
@@ -170,13 +170,13 @@ class Sampler:
 
     @property
     def num_missing(self) -> int:
-        """Number of groups that the batch lacks. In mode `"replace"`, 0 once copies can fill the rest of it."""
+        """Number of groups still to be accepted. In mode `"replace"`, 0 once copies can fill the rest of the batch."""
         return num_missing(self.mode, self.rollout.num_trainable, self.target, self.min_replace_ratio)
 
     @property
     def has_given_up(self) -> bool:
         """Whether the last `max_empty_batches` of completions brought no accepted group, if there is no limit."""
-        num_empty = self.rollout.num_completions_without_group / (self.target * self.num_generations)
+        num_empty = self.rollout.num_completions_since_accepted / (self.target * self.num_generations)
         return not self.max_gen_batches and 0 < self.max_empty_batches <= num_empty
 
     def next_requests(self) -> list[GenerationRequest]:
@@ -250,7 +250,7 @@ class Sampler:
                 self.queue.record_decision(group, GroupState.PARTIAL)
         self.selection.observe(decisions)
         if decisions.are_whole and None in decisions.reasons:
-            self._place_of_last_group = self.stream.place
+            self._place_of_last_accepted = self.stream.place
 
     def finish_rollout(self) -> Batch:
         """End the rollout. Return its batch, and what became of the other groups."""
@@ -265,7 +265,8 @@ class Sampler:
                 f"A group was sampled {oldest} rollouts ago, but a group may train at most {MAX_STALENESS} rollouts "
                 "after it was sampled. This is a bug in trl-dapo: please report it."
             )
-        # In mode "mask" one round is all that a rollout samples, however many groups are accepted.
+        # A rollout falls short if its batch lacks groups. In mode "mask", in which it samples only one round, it falls
+        # short if no group trains.
         fell_short = not train if self.mode == "mask" else self.num_missing > 0
         self.short_rollouts_in_a_row = self.short_rollouts_in_a_row + 1 if fell_short else 0
         queue.take_batch(self.target)
@@ -283,13 +284,13 @@ class Sampler:
         kept = staying(partial, most_partial)
         staying_groups = {*carried, *kept}
         discarded = [group for group in untrained if group not in staying_groups]
-        given_up = [group for group in partial if group not in staying_groups]
+        dropped_partial = [group for group in partial if group not in staying_groups]
         queue.drop(discarded, "surplus")
-        for group in given_up:
+        for group in dropped_partial:
             queue.drop([group], "stale" if group.staleness(rollout.number) >= MAX_STALENESS else "surplus")
         for group in queue.held:
             group.forget_extras()
-        batch = Batch(train, fill, carried, discarded, kept, given_up)
+        batch = Batch(train, fill, carried, discarded, kept, dropped_partial)
         self.totals.add(rollout, batch, fell_short)
         self._count_skipped()
         self.totals.gave_up = self.has_given_up
@@ -308,13 +309,14 @@ class Sampler:
         if self.rollouts_ahead == 1:
             # Only after this rollout is complete and has received everything that was requested for it.
             if not self._is_open and not self.queue.requests_in_flight:
-                self._send_ahead([], self._requests_for_next_rollout())
+                self._send_ahead(self._requests_for_next_rollout(), [])
         else:
             # A group that is requested whole may wait for two rollouts, unless the processes could not share these
             # groups equally. All other requests are due one rollout earlier: after first completions the rest may
             # have to be requested, and before a rest there were first completions, which are older.
             requests = self._requests_for_rollouts(num_rollouts)
-            self._send_ahead(*separate_whole_requests(requests, self.selection.group_multiple))
+            for_any, for_next = separate_whole_requests(requests, self.selection.group_multiple)
+            self._send_ahead(for_next, for_any)
         if not self._is_open:  # otherwise the end of the rollout counts these prompts
             self._count_skipped()
 
@@ -350,11 +352,14 @@ class Sampler:
             requests += selection.new_groups(selection.round_up_groups(num_new), completions_left, enough_accepted)
         return requests
 
-    def _send_ahead(self, whole: list[GenerationRequest], parts: list[GenerationRequest]) -> None:
-        """Record requests with the present weights as in flight, and the last rollout that may receive them."""
+    def _send_ahead(self, for_next: list[GenerationRequest], for_any: list[GenerationRequest]) -> None:
+        """
+        Record requests with the present weights as in flight. Those `for_next` must be received in the next rollout,
+        those `for_any` in any of the next `rollouts_ahead` rollouts.
+        """
         number, step = self.num_rollouts - 1, self.rollout.step
-        parts = self.selection.extend_to_equal_shares(parts)
-        for requests, expires_at in ((parts, number + 1), (whole, number + self.rollouts_ahead)):
+        for_next = self.selection.extend_to_equal_shares(for_next)
+        for requests, expires_at in ((for_next, number + 1), (for_any, number + self.rollouts_ahead)):
             self.queue.send(
                 [
                     replace(request, weights_rollout=number, weights_step=step, expires_at=expires_at)
@@ -386,7 +391,7 @@ class Sampler:
         Return how many whole passes over the dataset brought no accepted group, if it is time to warn of them,
         otherwise 0.
         """
-        num_passes = int(self.stream.passes_since(self._place_of_last_group))
+        num_passes = int(self.stream.passes_since(self._place_of_last_accepted))
         # Warn after 1, 2, 4, 8, ... passes: a warning for each pass over a small dataset would bury all other lines.
         has_doubled = num_passes.bit_length() > self._passes_without_group.bit_length()
         self._passes_without_group = num_passes
@@ -401,7 +406,7 @@ class Sampler:
         num_batches = rollout.num_completions / (self.target * self.num_generations)
         if self._has_warned_of_batches or rollout.accepted or num_batches < BATCHES_BEFORE_WARNING:
             return False
-        has_room = self.completions_left >= self.selection.min_round_completions
+        has_room = self.completions_left >= self.selection.min_completions_left
         self._has_warned_of_batches = self.num_missing > 0 and not self.has_given_up and has_room
         return self._has_warned_of_batches
 
@@ -427,7 +432,7 @@ class Sampler:
         self.reset_totals()
         self.num_rollouts, self.sources = 0, []
         self.unanswered, self._is_open = set(), False
-        self._place_of_last_group, self._passes_without_group = self.stream.place, 0
+        self._place_of_last_accepted, self._passes_without_group = self.stream.place, 0
 
     # ---- Checkpoints ----
 
@@ -447,7 +452,7 @@ class Sampler:
             "sources": self.sources,
             "short_rollouts_in_a_row": self.short_rollouts_in_a_row,
             "totals": asdict(self.totals),
-            "place_of_last_group": list(self._place_of_last_group),
+            "place_of_last_accepted": list(self._place_of_last_accepted),
         }
 
     def load_state_dict(
@@ -471,11 +476,11 @@ class Sampler:
         keeps_groups = queue is not None and not differs
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
-            self._place_of_last_group = self.stream.place
+            self._place_of_last_accepted = self.stream.place
         else:
             self.stream.load_state_dict(state["stream" if keeps_groups else "stream_before_requests"])
-            self._place_of_last_group = tuple(state["place_of_last_group"])
-        self._passes_without_group = int(self.stream.passes_since(self._place_of_last_group))
+            self._place_of_last_accepted = tuple(state["place_of_last_accepted"])
+        self._passes_without_group = int(self.stream.passes_since(self._place_of_last_accepted))
         self.selection.round_size.load_state_dict(state["round_size"])
         self.num_rollouts, self.short_rollouts_in_a_row = state["num_rollouts"], state["short_rollouts_in_a_row"]
         self.sources, self.totals = list(state["sources"]), Totals(**state["totals"])
@@ -487,7 +492,7 @@ class Sampler:
         if keeps_groups:
             assert queue is not None
             num_lost, has_all = self.queue.load_state_dict(queue, self.stream)
-            if ignore_data_skip:  # a new pass has begun, so the groups in flight are not requested again
+            if ignore_data_skip:  # a new pass has begun, so prompts that have no completions yet are not kept
                 self.queue.forget_requests()
             elif not has_all:
                 self.stream.load_state_dict(state["stream_before_requests"])

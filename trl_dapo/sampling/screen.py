@@ -15,8 +15,8 @@ def expected_cost(correct: float, incorrect: float, screen_size: int, num_genera
 
     The pass rate of the prompts has a Beta distribution with the parameters `correct` and `incorrect`.
     """
-    # The rest is only requested if the first completions differ. Then the group is accepted, unless an accuracy band
-    # drops it, which is neglected here.
+    # The rest is only requested if the rewards of the first completions differ. Then the group is accepted, unless an
+    # accuracy band drops it, which is neglected here.
     acceptance = max(expected_acceptance(correct, incorrect, screen_size), 1e-9)
     return screen_size / acceptance + num_generations - screen_size
 
@@ -76,7 +76,7 @@ class Screen(SelectionPolicy):
 
     def describe_on(self, num_generations: int) -> str:
         size = cheapest_screen_size(*self.population.pass_rate_distribution(), num_generations)
-        return f"{size} completions of a prompt are sampled first, and the rest if their rewards differ,"
+        return f"{size} completions of a prompt are sampled first, and the rest if their rewards differ"
 
     def describe_off(self) -> str:
         return "whole groups are sampled"

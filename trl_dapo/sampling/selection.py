@@ -50,7 +50,7 @@ class Selection:
             Whether rollouts are sampled one ahead. A further round is more expensive then: the training waits for it,
             and the next rollout is requested only after it.
         samples_next_batch (`bool`):
-            Whether first completions for the next batch may be sampled together with the rest of this batch.
+            Whether a round for this batch may also sample first completions for the next batch.
     """
 
     def __init__(
@@ -128,7 +128,10 @@ class Selection:
         return min(nums, default=self.num_generations)
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:
-        """Return the probability that `num_completions` completions of a prompt differ, or `None` if it is unknown."""
+        """
+        Return the probability that the rewards of `num_completions` completions of a prompt differ, or `None` if it is
+        unknown.
+        """
         for policy in self.active:
             probability = policy.predicted_acceptance(name, num_completions)
             if probability is not None:
@@ -160,10 +163,10 @@ class Selection:
     # ---- What a round requests ----
 
     @property
-    def min_round_completions(self) -> float:
+    def min_completions_left(self) -> float:
         """
-        Number of completions below which no new prompts are drawn: a quarter of a batch, or as few whole groups as the
-        processes can share equally, if these are more.
+        New prompts are only drawn if the limit leaves at least this many completions: a quarter of a batch, or as few
+        whole groups as the processes can share equally, if these are more.
         """
         return max(self.target / 4, self.group_multiple) * self.num_generations
 
@@ -190,11 +193,11 @@ class Selection:
         """
         # A draw removes groups from this list, so that a later draw does not get them again.
         drawn_before = self.queue.cancelled
-        is_split = self.splits_groups or bool(self.queue.partial)
+        may_request_parts = self.splits_groups or bool(self.queue.partial)
         rests = self._rests(shortfall, completions_left)
         completions_left -= num_completions_of(rests)
-        requests = rests + self._first_requests(shortfall, rests, completions_left, is_split, drawn_before)
-        if not is_split:
+        requests = rests + self._first_requests(shortfall, rests, completions_left, may_request_parts, drawn_before)
+        if not may_request_parts:
             return requests  # only whole groups, in a number that the processes can share equally
         if self._most_groups is not None:
             requests = shrink_to_fit(requests, self._most_groups * self.num_generations)
@@ -215,20 +218,20 @@ class Selection:
         shortfall: int,
         rests: list[GenerationRequest],
         completions_left: float,
-        is_split: bool,
+        may_request_parts: bool,
         drawn_before: list[PromptGroup],
     ) -> list[GenerationRequest]:
         """Return the first requests for further groups, if the rests are not enough and the limit allows more."""
         num_new = max(math.ceil(shortfall - len(rests) * self.round_size.partial_acceptance_rate), 0)
         num_for_next_batch = self._num_for_next_batch(len(self.queue.partial) - len(rests))
-        reserve = self.most_for_equal_shares if is_split else 0
-        takes_whole_groups = not rests and completions_left - reserve < self.min_round_completions
+        reserve = self.most_for_equal_shares if may_request_parts else 0
+        takes_whole_groups = not rests and completions_left - reserve < self.min_completions_left
         if takes_whole_groups:
             # Near the limit only whole groups are requested, which need no reserve for equal shares.
             reserve, num_for_next_batch = 0, 0
         num_wanted = num_new + num_for_next_batch
         completions_left -= reserve
-        if num_wanted == 0 or completions_left < self.min_round_completions:
+        if num_wanted == 0 or completions_left < self.min_completions_left:
             return []
         num_groups = self._num_groups(num_wanted)
         enough_accepted = math.inf
@@ -242,7 +245,7 @@ class Selection:
             self,
             drawn_before,
             completions_left=completions_left,
-            engine_room=self._engine_room_after(rests) if is_split else math.inf,
+            engine_room=self._engine_room_after(rests) if may_request_parts else math.inf,
             min_groups=num_wanted,
             enough_accepted=enough_accepted,
             fraction_for_next_batch=num_for_next_batch / num_wanted,

@@ -309,7 +309,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         step_metrics = self._step_metrics if self.model.training else StepMetrics()
         loss = self._objective().loss(inputs, mask, logps, entropies, aux_loss, step_metrics)
         if not self.model.training:
-            self._publish(step_metrics, "eval")
+            self._finish_step_metrics(step_metrics, "eval")
         return loss
 
     def _objective(self) -> Objective:
@@ -366,7 +366,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         if self.loss_type != "dapo":
             self._metrics["train"]["frac_empty_steps"].append(float(self._window_num_tokens == 0))
         elif not self._window_microbatches:
-            self._publish(self._step_metrics, "train")
+            self._finish_step_metrics(self._step_metrics, "train")
         return loss
 
     def _begin_window(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
@@ -425,8 +425,11 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             # The present rollout would end within an optimizer step, so it is given up and a new one begins.
             self._step, self._buffered_inputs = 0, None
 
-    def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
-        """Reduce the metrics of an optimizer step over all processes, and log them."""
+    def _finish_step_metrics(self, step_metrics: StepMetrics, mode: str) -> None:
+        """
+        Reduce the metrics of an optimizer step over all processes and keep them for the next log. In training, also
+        adapt the entropy coefficient.
+        """
         totals, num_ranks = step_metrics.reduce(self.accelerator), self.accelerator.num_processes
         metrics = metrics_of_tokens(totals)
         if mode == "train":
