@@ -68,7 +68,7 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
     script, spent = Script(G, longest), []
     dataset = Dataset.from_dict({"id": range(10 * num_prompts)})
     sampler = Sampler(PromptStream(dataset, seed=0), target=num_prompts, num_generations=G)
-    sampler.selection.round_size.acceptance.update(
+    sampler.selection.acceptance_record.acceptance.update(
         round(100 * ACCEPTANCE), 100
     )  # like a run that knows its acceptance rate
     accelerator = Accelerator(cpu=True)

@@ -474,7 +474,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
     ) -> torch.Tensor:
         """
         Score the completions of a round, each whole group in one call on one process unless there are environments.
-        Return the rewards as TRL expects them.
+        Return a row for each completion, as TRL expects: its rewards, or zeros if completions were moved.
         """
         num_ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         # The state of an environment cannot be moved to another process.
@@ -506,7 +506,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 [row.completion_ids.tolist() for row in rows],
             )
         note_scores(plan, rewards, self._take_extra_logs(num_scored, len(rows)))
-        # TRL only computes statistics from these. The statistics of the whole rollout replace them.
+        # The groups have the rewards by now. From what is returned TRL only computes statistics, which those of the
+        # whole rollout replace.
         return rewards.new_zeros(len(completions), rewards.size(1))
 
     def _take_extra_logs(self, num_scored: int, num_rows: int | None = None) -> dict[str, list]:

@@ -110,11 +110,11 @@ def test_hardly_ever_more_are_accepted_than_are_wanted_and_one_more_prompt_might
     def most(n):
         return n * rate.rate + 1.5 * math.sqrt(n * rate.rate * (1 - rate.rate) + n**2 * rate._fit()[1])
 
-    num = rate.most_prompts_for(wanted)
+    num = rate.most_prompts_without_surplus(wanted)
     assert most(num) <= wanted < most(num + 1)
 
 
 def test_where_nothing_was_ever_accepted_no_more_is_asked_for_than_is_wanted():
     rate = learned(0, 1000)
-    assert rate.most_prompts_for(96) == 96
-    assert rate.most_prompts_for(0) == rate.most_prompts_for(-3.5) == 0
+    assert rate.most_prompts_without_surplus(96) == 96
+    assert rate.most_prompts_without_surplus(0) == rate.most_prompts_without_surplus(-3.5) == 0

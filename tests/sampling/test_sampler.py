@@ -60,11 +60,11 @@ def new(target, prompts=None, num_generations=G, **options):
 
 
 def acceptance_of(sampler):
-    return sampler.selection.round_size.acceptance
+    return sampler.selection.acceptance_record.acceptance
 
 
 def predicted_of(sampler):
-    return sampler.selection.round_size.predicted
+    return sampler.selection.acceptance_record.predicted
 
 
 def population_of(sampler):
@@ -611,7 +611,7 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     assert [one.is_first for one in requests[:3]] == [False, False, True]
     screened_round(sampler, only(sampler, requests, 2), [0, 2])
     share = (0.95 + 1) / (0.95 + 2)  # one of two, and one more that represents no band and loses weight
-    assert sampler.selection.round_size.partial_acceptance_rate == pytest.approx(share)
+    assert sampler.selection.acceptance_record.partial_acceptance_rate == pytest.approx(share)
     before = acceptance_of(sampler).num_accepted
     screened_round(sampler, only(sampler, sampler.next_requests(), 3), [1, 1, 1])
     assert acceptance_of(sampler).num_accepted == pytest.approx(0.95 * before + 3 * share)
@@ -625,9 +625,12 @@ def test_the_share_that_a_band_accepts_of_partial_groups_is_known_after_a_resume
     sampler = new(4, num_generations=4, screen=2)
     screened_round(sampler, only(sampler, sampler.next_requests(), 2), [1, 1])
     screened_round(sampler, only(sampler, sampler.next_requests(), 2), [2, 2])
-    assert sampler.selection.round_size.partial_acceptance_rate == pytest.approx(0.95 / 2.95)  # none of two
+    assert sampler.selection.acceptance_record.partial_acceptance_rate == pytest.approx(0.95 / 2.95)  # none of two
     again, _ = resumed(saved(sampler))
-    assert again.selection.round_size.partial_acceptance_rate == sampler.selection.round_size.partial_acceptance_rate
+    assert (
+        again.selection.acceptance_record.partial_acceptance_rate
+        == sampler.selection.acceptance_record.partial_acceptance_rate
+    )
 
 
 @pytest.mark.parametrize(("screen", "new"), [("on", [8]), (3, [3] * 4)])
@@ -843,7 +846,7 @@ def test_of_two_rollouts_what_is_partial_is_so_much_less_to_draw():
     let_wait(sampler, 16, num=1, staleness=1)
     sampler.request_ahead()
     num_new = sum(request.is_first for request in sampler.queue.requests_in_flight)
-    assert num_new == acceptance_of(sampler).most_prompts_for(2 * 32 - 16)
+    assert num_new == acceptance_of(sampler).most_prompts_without_surplus(2 * 32 - 16)
 
 
 def test_a_draw_ahead_counts_on_what_is_carried():
@@ -888,7 +891,7 @@ def test_partial_groups_that_no_later_rollout_may_complete_are_surplus_and_not_s
 def test_a_budget_that_is_overdrawn_leaves_room_for_no_request():
     """Six requests may wait. A budget of -4 completions in groups of 4 allows none of them, not six less one."""
     selection = SimpleNamespace(
-        round_size=SimpleNamespace(acceptance=SimpleNamespace(most_prompts_for=lambda num: num)),
+        acceptance_record=SimpleNamespace(acceptance=SimpleNamespace(most_prompts_without_surplus=lambda num: num)),
         round_up_groups=lambda num: num,
         group_multiple=1,
     )
@@ -970,7 +973,7 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
 def two_ahead(monkeypatch, **options):
     """All requested groups are predicted to be accepted."""
-    monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: max(int(wanted), 0))
+    monkeypatch.setattr(AcceptanceRate, "most_prompts_without_surplus", lambda self, wanted: max(int(wanted), 0))
     return new(4, carries=True, rollouts_ahead=2, **options)
 
 
@@ -1020,7 +1023,7 @@ def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatc
     Fourteen groups are requested and received at once, and all are accepted: four train, and four in the next rollout.
     """
     sampler = two_ahead(monkeypatch)
-    monkeypatch.setattr(AcceptanceRate, "most_prompts_for", lambda self, wanted: 14)
+    monkeypatch.setattr(AcceptanceRate, "most_prompts_without_surplus", lambda self, wanted: 14)
     sampler.request_ahead()
     assert len(play_requests(sampler, [YES] * 14)) == 14
     batch = end_rollout(sampler)
@@ -1079,7 +1082,7 @@ def test_the_rest_of_a_partial_group_in_flight_is_counted_on_and_no_prompt_is_re
     completed ones are dropped. So six or seven prompts are requested in addition to their rests, and later no more.
     """
     sampler = two_ahead(monkeypatch, num_generations=4, screen=1)
-    sampler.selection.round_size._completed = [1.0, num_completed]
+    sampler.selection.acceptance_record._completed = [1.0, num_completed]
     sampler.finish_rollout()
     let_wait(sampler, 2, num=1)
     sampler.request_ahead()

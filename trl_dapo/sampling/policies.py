@@ -90,7 +90,7 @@ class SelectionPolicy:
         return num_generations
 
     def max_screen_size(self, num_generations: int) -> int:
-        """Return the maximum number of completions that it requests first, if not those of a whole group."""
+        """Return the largest number of first completions that it requests when it does not request whole groups."""
         return num_generations
 
     def predicted_acceptance(self, name: str, num_completions: int) -> float | None:

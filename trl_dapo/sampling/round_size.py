@@ -45,9 +45,9 @@ class AcceptanceRate:
     # round), and carries 10% of its groups. A batch of 16 takes one in 1.3% and carries 40%.
     STALLING_ROUND_COST = 2.56
     MIN_STALLING_ROUND_COST = 48
-    # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With 1.5, 0.2%
-    # to 2% of the accepted groups are beyond it, at acceptance rates from 0.6 to 0.1 and a batch of 32. With 0.5 it is
-    # 3% to 6%, and with 1.0 it is 1% to 4%.
+    # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With a margin
+    # of 1.5, a batch of 32 has no room for 0.2% to 2% of the accepted groups, at acceptance rates from 0.6 to 0.1.
+    # With 1.0 it has none for 1% to 4%, and with 0.5 none for 3% to 6%.
     SPARE = 1.5
 
     # Weighted sums over sampled groups. The age of a group counts in updates and is negative: -1 is the latest update.
@@ -79,7 +79,10 @@ class AcceptanceRate:
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
     def update(self, num_accepted: float, num_groups: float) -> None:
-        """Learn from groups that were decided on, of which a round may have several kinds."""
+        """
+        Learn from groups that were decided on together. A round makes several updates if it decides on groups with
+        different numbers of completions.
+        """
         rate, variance = self._fit()
         surprise = (num_accepted - num_groups * rate) ** 2
         expected = num_groups * rate * (1 - rate) + num_groups**2 * variance
@@ -105,7 +108,7 @@ class AcceptanceRate:
         for name in asdict(self):
             setattr(self, name, state[name])
 
-    def most_prompts_for(self, num_wanted: float) -> int:
+    def most_prompts_without_surplus(self, num_wanted: float) -> int:
         """Return the maximum number of prompts such that more than `num_wanted` are hardly ever accepted."""
         if num_wanted <= 0:
             return 0
@@ -116,9 +119,9 @@ class AcceptanceRate:
         a = rate**2 - self.SPARE**2 * variance
         b = num_wanted * rate + self.SPARE**2 * rate * (1 - rate) / 2
         smaller_root = num_wanted**2 / (b + math.sqrt(max(b**2 - a * num_wanted**2, 0.0)))
-        return int(min(smaller_root, self._most_prompts(num_wanted)))
+        return int(min(smaller_root, self._max_round_size(num_wanted)))
 
-    def _most_prompts(self, num_wanted: float) -> float:
+    def _max_round_size(self, num_wanted: float) -> float:
         """
         Return the maximum number of prompts in a round.
 
@@ -147,7 +150,7 @@ class AcceptanceRate:
         # normal density phi, the standard deviation s at the expected size, and the cost c of one more round. If the
         # rate is so uncertain that no margin is worth its cost, z is 0.
         rate, variance = self._fit()
-        most = self._most_prompts(deficit)
+        most = self._max_round_size(deficit)
         deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)
         if extra_round_stalls:
             round_cost = max(self.STALLING_ROUND_COST * target, self.MIN_STALLING_ROUND_COST)
@@ -163,8 +166,8 @@ class AcceptanceRate:
         return math.ceil(min(most, larger_root))
 
 
-class RoundSize(SelectionPolicy):
-    """Records the acceptance rates from which [`AcceptanceRate`] computes the size of a round."""
+class AcceptanceRecord(SelectionPolicy):
+    """Records which shares of the groups were accepted, and were predicted to be."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceRate()

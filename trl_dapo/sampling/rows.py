@@ -29,8 +29,8 @@ class Row:
     tool_mask: np.ndarray | None  # 1 for tokens that the model generated, 0 for those of tools and environments
     completion: Any  # text or messages
     logprobs: np.ndarray | None  # of the completion's tokens, from the engine
-    images: list | None
-    tool_images: list | None  # those of the images that tools returned
+    images: list | None  # of the prompt and of tools
+    tool_images: list | None  # the part of `images` that tools returned
     old_logps: np.ndarray | None = None  # of the completion's tokens, under the earlier weights that sampled them
     extra_columns: dict[str, Any] | None = None  # columns for reward functions in addition to those of the example
 

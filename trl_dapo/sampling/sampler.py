@@ -55,7 +55,7 @@ class Sampler:
         num_generations (`int`):
             Number of completions in a group.
         policies (`Sequence[SelectionPolicy]`, *optional*):
-            Selection policies, apart from the one that sets the size of rounds.
+            Selection policies, apart from the record of acceptance rates.
         mode (`str`, *optional*, defaults to `"filter"`):
             How a batch is made: a value of `dynamic_sampling_mode` other than `"paper"`.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
@@ -210,7 +210,7 @@ class Sampler:
     def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
         """Return as many requests as this batch needs, of those for whole groups that may wait for two rollouts."""
         whole = [request for request in requested_ahead if request.may_wait_two_rollouts]
-        most = self.selection.round_size.acceptance.most_prompts_for(self.num_missing)
+        most = self.selection.acceptance_record.acceptance.most_prompts_without_surplus(self.num_missing)
         num_needed = self.selection.round_up_groups(max(self.num_missing, most))
         num = max(0, int(min(num_needed, self.completions_left // self.num_generations, len(whole))))
         return whole[: num - num % self.selection.group_multiple]
@@ -311,9 +311,9 @@ class Sampler:
             if not self._is_open and not self.queue.requests_in_flight:
                 self._send_ahead(self._requests_for_next_rollout(), [])
         else:
-            # A group that is requested whole may wait for two rollouts, unless the processes could not share these
-            # groups equally. All other requests are due one rollout earlier: after first completions the rest may
-            # have to be requested, and before a rest there were first completions, which are older.
+            # Requests for whole groups may wait for two rollouts, apart from a few if the processes could not share
+            # all of them equally. All other requests are due in the next rollout, so that their groups do not get too
+            # old: the rest of a group may only be requested after its first completions were received.
             requests = self._requests_for_rollouts(num_rollouts)
             for_any, for_next = separate_whole_requests(requests, self.selection.group_multiple)
             self._send_ahead(for_next, for_any)
@@ -328,7 +328,7 @@ class Sampler:
     def _requests_for_rollouts(self, num_rollouts: float) -> list[GenerationRequest]:
         """Return the requests that the next `num_rollouts` rollouts need in addition to those in flight."""
         selection, queue = self.selection, self.queue
-        partial_acceptance_rate = selection.round_size.partial_acceptance_rate
+        partial_acceptance_rate = selection.acceptance_record.partial_acceptance_rate
         num_wanted = num_rollouts * self.target  # accepted groups that the rollouts lack
         partial: list[PromptGroup] = []  # groups whose rest may be requested
         if self._is_open:  # groups that are partial now are completed in this rollout
@@ -346,9 +346,9 @@ class Sampler:
         completions_left -= num_completions_of(requests)
         num_wanted -= partial_acceptance_rate * len(requests)
         num_first_in_flight = len(queue.requests_in_flight) - num_rests_in_flight
-        num_new = selection.round_size.acceptance.most_prompts_for(num_wanted) - num_first_in_flight
+        num_new = selection.acceptance_record.acceptance.most_prompts_without_surplus(num_wanted) - num_first_in_flight
         if num_new > 0 and completions_left >= selection.group_multiple * self.num_generations:
-            enough_accepted = num_new * selection.round_size.predicted.rate
+            enough_accepted = num_new * selection.acceptance_record.predicted.rate
             requests += selection.new_groups(selection.round_up_groups(num_new), completions_left, enough_accepted)
         return requests
 
@@ -446,7 +446,7 @@ class Sampler:
             "header": self.stream.order(),
             "stream": stream,
             "stream_before_requests": stream | {"num_passes": num_passes, "position": position},
-            "round_size": self.selection.round_size.state_dict(),
+            "acceptance_record": self.selection.acceptance_record.state_dict(),
             "policies": {type(policy).__name__: policy.state_dict() for policy in self.selection.policies},
             "num_rollouts": self.num_rollouts,
             "sources": self.sources,
@@ -481,7 +481,7 @@ class Sampler:
             self.stream.load_state_dict(state["stream" if keeps_groups else "stream_before_requests"])
             self._place_of_last_accepted = tuple(state["place_of_last_accepted"])
         self._passes_without_group = int(self.stream.passes_since(self._place_of_last_accepted))
-        self.selection.round_size.load_state_dict(state["round_size"])
+        self.selection.acceptance_record.load_state_dict(state["acceptance_record"])
         self.num_rollouts, self.short_rollouts_in_a_row = state["num_rollouts"], state["short_rollouts_in_a_row"]
         self.sources, self.totals = list(state["sources"]), Totals(**state["totals"])
         for policy in self.selection.policies:

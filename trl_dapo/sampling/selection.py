@@ -17,7 +17,7 @@ from .groups import GenerationRequest, PromptGroup, num_completions_of
 from .policies import Decisions, SelectionPolicy, largest_screen_size
 from .prompts import PromptStream
 from .queue import GroupQueue
-from .round_size import AcceptanceRate, RoundSize, rounded_down
+from .round_size import AcceptanceRate, AcceptanceRecord, rounded_down
 
 
 Policy = TypeVar("Policy", bound=SelectionPolicy)
@@ -33,7 +33,7 @@ class Selection:
         queue ([`GroupQueue`]):
             Queue in which groups wait.
         policies (`Sequence[SelectionPolicy]`):
-            Selection policies, apart from the one that sets the size of rounds.
+            Selection policies, apart from the record of acceptance rates.
         target (`int`):
             Number of groups in a rollout batch.
         num_ranks (`int`):
@@ -42,8 +42,8 @@ class Selection:
             Whether surplus groups train in the next rollout.
         max_round_size (`int`, *optional*):
             Maximum number of new prompts in a round. A round also has at most as many completions as this number of
-            whole groups. It is rounded down to a multiple of the number of groups that the processes can share
-            equally, but not below that number.
+            whole groups. The maximum is rounded down to a number of groups that the processes can share equally, or up
+            to the smallest such number.
         batch_multiplier (`float`, *optional*):
             Number of new prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         extra_round_stalls (`bool`):
@@ -71,7 +71,7 @@ class Selection:
         self.target, self.num_generations, self.num_ranks = target, queue.num_generations, num_ranks
         self.carries, self.max_round_size, self.batch_multiplier = carries, max_round_size, batch_multiplier
         self.extra_round_stalls, self.samples_next_batch = extra_round_stalls, samples_next_batch
-        self.round_size = RoundSize()
+        self.acceptance_record = AcceptanceRecord()
         self.policies = list(policies)
         if len({type(policy) for policy in policies}) < len(policies):
             raise ValueError(
@@ -95,7 +95,7 @@ class Selection:
             policy.start_rollout()
         if self.active != before:
             # The record of predictions holds those of other policies, so it starts anew.
-            self.round_size.predicted = AcceptanceRate()
+            self.acceptance_record.predicted = AcceptanceRate()
             self.backfill_predictions()
 
     def remove(self, policy: SelectionPolicy) -> None:
@@ -147,7 +147,7 @@ class Selection:
             if known:
                 num_predicted = sum(known) * (len(predicted) / len(known))  # unknown ones count as the mean
                 decisions = decisions._replace(num_predicted=num_predicted)
-        for policy in (self.round_size, *self.policies):
+        for policy in (self.acceptance_record, *self.policies):
             policy.observe(decisions)
 
     def backfill_predictions(self) -> None:
@@ -155,7 +155,7 @@ class Selection:
         If no prediction is recorded yet, fill in the past: assume that the selection policy would have predicted the
         same probability for every earlier group as it now does for an unknown prompt.
         """
-        acceptance, predicted = self.round_size.acceptance, self.round_size.predicted
+        acceptance, predicted = self.acceptance_record.acceptance, self.acceptance_record.predicted
         probability = self.predicted_acceptance("", self.num_generations)
         if probability is not None and predicted.num_groups == 0:
             predicted.update(probability * acceptance.num_groups, acceptance.num_groups)
@@ -205,7 +205,7 @@ class Selection:
 
     def _rests(self, shortfall: int, completions_left: float) -> list[GenerationRequest]:
         """Return requests for the rest of partial groups, of as many as a batch needs."""
-        num = math.ceil(shortfall / self.round_size.partial_acceptance_rate)
+        num = math.ceil(shortfall / self.acceptance_record.partial_acceptance_rate)
         if self._most_groups is not None:
             num = min(num, self._most_groups)
         rests = rest_of(self.queue.partial, num, completions_left)
@@ -222,7 +222,7 @@ class Selection:
         drawn_before: list[PromptGroup],
     ) -> list[GenerationRequest]:
         """Return the first requests for further groups, if the rests are not enough and the limit allows more."""
-        num_new = max(math.ceil(shortfall - len(rests) * self.round_size.partial_acceptance_rate), 0)
+        num_new = max(math.ceil(shortfall - len(rests) * self.acceptance_record.partial_acceptance_rate), 0)
         num_for_next_batch = self._num_for_next_batch(len(self.queue.partial) - len(rests))
         reserve = self.most_for_equal_shares if may_request_parts else 0
         takes_whole_groups = not rests and completions_left - reserve < self.min_completions_left
@@ -238,7 +238,7 @@ class Selection:
         if self.batch_multiplier is None:
             # The size follows from past rounds. If the predictions for the drawn prompts are higher than those for the
             # prompts of past rounds, fewer prompts are enough.
-            enough_accepted = num_groups * self.round_size.predicted.rate
+            enough_accepted = num_groups * self.acceptance_record.predicted.rate
         if self._most_groups is not None:
             num_groups = min(num_groups, self._most_groups)
         draw = _Draw(
@@ -249,7 +249,7 @@ class Selection:
             min_groups=num_wanted,
             enough_accepted=enough_accepted,
             fraction_for_next_batch=num_for_next_batch / num_wanted,
-            acceptance_rate=self.round_size.acceptance.rate,
+            acceptance_rate=self.acceptance_record.acceptance.rate,
             takes_whole_groups=takes_whole_groups,
         )
         return draw.take(num_groups)
@@ -266,7 +266,7 @@ class Selection:
         """Return the number of groups that a round draws so that `num_wanted` are accepted."""
         if self.batch_multiplier is not None:
             return self.round_up_groups(rounded_down(self.batch_multiplier * self.target))
-        acceptance = self.round_size.acceptance
+        acceptance = self.acceptance_record.acceptance
         size = acceptance.round_size(
             num_wanted, self.target, carries=self.carries, extra_round_stalls=self.extra_round_stalls
         )

@@ -462,9 +462,10 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         run = super()._get_per_token_logps_and_entropies
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
-        # Passes without gradient are trimmed in the same way as those with gradient, but not during an evaluation.
-        is_whole = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
-        if batch_size is None or is_whole or not (self._initialized and self._trims_padding):
+        # Micro-batches of passes with gradient are trimmed before. Those of passes without gradient are trimmed here,
+        # except in an evaluation.
+        keeps_padding = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
+        if batch_size is None or keeps_padding or not (self._initialized and self._trims_padding):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
         trimmed = partial(run, model, **options)
         return *run_trimmed(trimmed, input_ids, attention_mask, logits_to_keep, batch_size, self._packer), None
