@@ -360,8 +360,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
     ) -> torch.Tensor:
         """
-        Return the rewards of dummy completions, which no model sampled. Each function is called within
-        `within(name, function)`, and nothing is logged.
+        Return the rewards of dummy completions, which no model sampled. Each function is called inside the context
+        manager that `within(name, function)` returns, and nothing is logged.
         """
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         funcs = [

@@ -380,7 +380,7 @@ def test_turning_dynamic_sampling_on_at_a_resume_starts_a_fresh_pass_with_a_warn
     run(1, use_dynamic_sampling=False)
     assert number(run(2, True).sampled[0]) == 0
     assert "`use_dynamic_sampling` (False there, True here)" in caplog.text
-    assert "the pass over the prompts starts from the beginning" in caplog.text
+    assert "a new pass over the prompts begins" in caplog.text
 
 
 def test_if_one_process_cannot_read_its_state_no_process_uses_its_own(tiny_model, tmp_path):
@@ -423,7 +423,7 @@ def test_a_state_without_its_rows_continues_its_pass_and_its_ledger(run, tmp_pat
     assert trainer._sampler.num_rollouts == 2
     assert not (tmp_path / "rollouts-1").exists()
     assert "it has no dapo_state_rank0.pt" in caplog.text
-    assert "starts from the beginning" not in caplog.text
+    assert "a new pass over the prompts" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_aga
     run(16, "checkpoint-8", dataset=dataset.shuffle(seed=1), shuffle_dataset=True, dynamic_sampling_memory=True)
     assert names_and_rates(tmp_path / "checkpoint-16") == before
     assert "another dataset (12 rows there and here, but other prompts or another order)" in caplog.text
-    assert "the pass over the prompts starts from the beginning" in caplog.text
+    assert "a new pass over the prompts begins" in caplog.text
 
 
 def stream_of(numbers):
@@ -487,7 +487,7 @@ def test_another_stream_starts_a_fresh_pass_with_a_warning(run, caplog):
     assert "was written with" not in caplog.text
     assert number(run(2, "checkpoint-1", dataset=stream_of(range(1, 41)), script=half_right).sampled[0]) == 1
     assert "checkpoint-1 was written with another dataset (its first rows differ). " in caplog.text
-    assert "the pass over the prompts starts from the beginning" in caplog.text
+    assert "a new pass over the prompts begins" in caplog.text
 
 
 @pytest.mark.parametrize("from_step", [2, 3, 5])
@@ -584,7 +584,7 @@ def test_a_dataset_with_the_same_ids_but_other_prompts_starts_a_fresh_pass_with_
         "checkpoint-2 was written with another dataset (12 rows there and here, but other prompts or another order). "
     )
     assert said in caplog.text
-    assert "the pass over the prompts starts from the beginning" in caplog.text
+    assert "a new pass over the prompts begins" in caplog.text
 
 
 def test_a_dataset_with_more_rows_and_a_changed_setting_are_each_named_once_in_words(run, caplog, capsys):

@@ -179,7 +179,7 @@ def test_a_checkpoint_without_dynamic_sampling_has_no_place_among_the_prompts():
     resumed = "The weights and the optimizer are resumed"
     assert describe_mismatch("at-2", {"use_dynamic_sampling": (False, True)}, has_rows=False, resumed=resumed) == (
         "at-2 was written with other settings: `use_dynamic_sampling` (False there, True here). The weights and the "
-        "optimizer are resumed, but the pass over the prompts starts from the beginning. To use all of the "
+        "optimizer are resumed, but a new pass over the prompts begins. To use all of the "
         "checkpoint, resume with its settings. If you meant to change them, there is nothing to do."
     )
     assert describe_mismatch("at-2", {"use_dynamic_sampling": (True, False)}, has_rows=False, resumed=resumed) is None
@@ -188,6 +188,6 @@ def test_a_checkpoint_without_dynamic_sampling_has_no_place_among_the_prompts():
     )
     assert describe_mismatch("at-2", {"dataset": (None, 1200)}, has_rows=False, resumed=resumed) == (
         "at-2 was written with another dataset (streamed there, 1,200 rows here). The weights and the optimizer are "
-        "resumed, but the pass over the prompts starts from the beginning. To use all of the checkpoint, resume with "
+        "resumed, but a new pass over the prompts begins. To use all of the checkpoint, resume with "
         "its dataset. If you meant to change the dataset, there is nothing to do."
     )

@@ -79,9 +79,9 @@ class SelectionPolicy:
 
     def skips(self, name: str, may_skip: bool) -> bool:
         """
-        Return whether to skip a prompt, which is asked once each time the prompt is drawn. If it is skipped, also add
-        its pass rate to `skipped_distributions`. Return `False` if `may_skip` is `False`: then a full pass was
-        skipped. A policy is not asked about a prompt that an earlier policy skips.
+        Return whether to skip a prompt. Called once each time the stream reaches the prompt, unless an earlier policy
+        skips it. If it is skipped, also add its pass rate to `skipped_distributions`. If `may_skip` is `False`, a full
+        pass was skipped, and the result must be `False`.
         """
         return False
 

@@ -314,7 +314,7 @@ def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, re
     if has_rows:
         lost.append("its completions of an unfinished rollout and of carried groups are not used")
     if differs.keys() & ORDER or differs.get("use_dynamic_sampling") == (False, True):
-        lost.append("the pass over the prompts starts from the beginning")
+        lost.append("a new pass over the prompts begins")
     if not lost:
         return None
     settings = [

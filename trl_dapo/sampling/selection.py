@@ -42,8 +42,8 @@ class Selection:
             Whether surplus groups train in the next rollout.
         max_round_size (`int`, *optional*):
             Maximum number of new prompts in a round. A round also has at most as many completions as this number of
-            whole groups. The maximum is rounded down to a number of groups that the processes can share equally, or up
-            to the smallest such number.
+            whole groups. The maximum is rounded down to a number of groups that the processes can share equally. If it
+            is below the smallest such number, that number is the maximum.
         batch_multiplier (`float`, *optional*):
             Number of new prompts in a round, in rollout batches. By default it follows from the acceptance rate.
         extra_round_stalls (`bool`):
