@@ -326,7 +326,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         error = None
         self._choose_task()
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
-        logged: dict[str, list] = {}  # values returned by the rewards that decide whether a completion is correct
+        logged: dict[str, list] = {}  # columns that the rewards that judge correctness log
         checked = [
             with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None, self._num_scored)
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -478,7 +478,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         """
         num_ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         # The state of an environment cannot be moved to another process.
-        plan = plan_scoring(requests, completions, num_ranks, moves=self.environment_factories is None)
+        plan = plan_scoring(requests, completions, num_ranks, may_move=self.environment_factories is None)
         own = completions[local_slice(len(completions), rank, num_ranks)]
         for (group, index), row in zip(own, inputs, strict=True):
             extra = {name: value for name, value in row.items() if name not in group.example}
@@ -588,11 +588,12 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             self._logs["rewards"][name].extend(given_B.tolist())
         if any(group.staleness(number) for group in groups):
             restore_old_logps(rollouts, [row.old_logps for row in rows])
-        # After the old log-probabilities are restored, because this sets those of fillers to 0.
+        # Called after `restore_old_logps`, because it sets the old log-probabilities of fillers to 0.
         mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
-        if self._generate_every > self.args.gradient_accumulation_steps:  # a run may end in the middle of this batch
+        if self._generate_every > self.args.gradient_accumulation_steps:
+            # If the run ends in the middle of this batch, this tells which groups were not trained on.
             places = torch.arange(mine.start, mine.start + len(rows), device=device)
             rollouts["group"] = places // G
         if self.args.rollouts_ahead:

@@ -108,7 +108,7 @@ def test_an_empty_rollout_without_a_limit_stops_the_run(run, caplog):
     (short,) = [record.message for record in caplog.records if "is not full" in record.message]
     assert short.startswith(
         "The batch is not full since no further group was accepted, this time: 0 of 80 sampled groups were accepted "
-        "(dropped: all_wrong 80); the batch has room for 4. This rollout trains on no group and changes no weights. "
+        "(dropped: all_wrong 80); a full batch has 4. This rollout trains on no group and changes no weights. "
     )
     assert short.endswith(
         " No group was accepted, so a higher `dynamic_sampling_stop_after` would probably not fill the batch either."

@@ -491,7 +491,7 @@ class Run:
     def _score(self, requests: list[list[GenerationRequest]], completions: list[list[Completion]]) -> None:
         num_ranks, moves = self.config.num_ranks, self.config.moves
         plans = [
-            plan_scoring(own, sampled, num_ranks, moves=moves)
+            plan_scoring(own, sampled, num_ranks, may_move=moves)
             for own, sampled in zip(requests, completions, strict=True)
         ]
         as_numbers = [[[(group.number, index) for group, index in share] for share in plan.per_rank] for plan in plans]

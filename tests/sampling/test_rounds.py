@@ -365,8 +365,8 @@ def test_processes_without_a_group_score_copies_of_the_first_one():
 
 
 def test_completions_that_cannot_be_moved_are_scored_where_they_are():
-    assert plan_of(2, 4, [WHOLE] * 3, moves=False) == (["A0 A1 A2 A3 B0 B1", "B2 B3 C0 C1 C2 C3"], True)
-    assert plan_of(1, 4, [([0, 0], 2)], moves=False) == (["A2 A3"], True)
+    assert plan_of(2, 4, [WHOLE] * 3, may_move=False) == (["A0 A1 A2 A3 B0 B1", "B2 B3 C0 C1 C2 C3"], True)
+    assert plan_of(1, 4, [([0, 0], 2)], may_move=False) == (["A2 A3"], True)
 
 
 def with_rows(completions, known, rank):

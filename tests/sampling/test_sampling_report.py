@@ -127,7 +127,7 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
     said = describe_shortfall(sampler.rollout, 1, num_short=2, num_trained=1)
     assert said.startswith(
         "The batch is not full at the limit of 1 batch of completions, for 2 rollouts in a row: 1 of 3 sampled groups "
-        "were accepted (dropped: all_correct 1, all_wrong 1); the batch has room for 2. This rollout trains on 1 "
+        "were accepted (dropped: all_correct 1, all_wrong 1); a full batch has 2. This rollout trains on 1 "
         "group. Raise `dynamic_sampling_max_gen_batches` (1)."
     )  # no reason applies to most of the dropped groups
     assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith(" Raise `dynamic_sampling_stop_after`.")

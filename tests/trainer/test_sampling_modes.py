@@ -62,7 +62,7 @@ def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, 
     (warning,) = [record.message for record in caplog.records if "is not full" in record.message]
     assert warning.startswith(
         "The batch is not full at the limit of 2 batches of completions, this time: 0 of 8 sampled groups were "
-        "accepted (dropped: all_wrong 8), and 2 were accepted earlier; the batch has room for 4. "
+        "accepted (dropped: all_wrong 8), and 2 were accepted earlier; a full batch has 4. "
         "This rollout trains on 2 groups. "
     )
     assert trainer.state.log_history[1]["dynamic_sampling/groups_trained"] == 2

@@ -275,7 +275,7 @@ def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
         trainer.train()
     assert str(error.value) == (
         "The batch is not full at the limit of 3 batches of completions: 0 of 12 sampled groups were accepted "
-        "(dropped: all_correct 12); the batch has room for 4. Most prompts are too easy for the model: use harder "
+        "(dropped: all_correct 12); a full batch has 4. Most prompts are too easy for the model: use harder "
         "prompts or a larger `num_generations`. No group was accepted, so a higher "
         "`dynamic_sampling_max_gen_batches` (3) would probably not fill the batch either. Or set "
         "`dynamic_sampling_on_exhausted='top_up'` to continue with the next rollout."

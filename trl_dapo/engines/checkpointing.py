@@ -66,8 +66,8 @@ class CheckpointMixin(TypedGRPOTrainer):
     _sampler: Sampler | None = None
     _fingerprint: dict[str, Any] | None = None  # the settings that determined the rows of the last rollout
 
-    def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
-        parts: list[dict] = super()._roll_out(batch)  # type: ignore[misc]  # in `UpdatePhaseMixin`
+    def _sample_parts(self, batch: list[dict[str, Any]]) -> list[dict]:
+        parts: list[dict] = super()._sample_parts(batch)  # type: ignore[misc]  # in `UpdatePhaseMixin`
         self._fingerprint = self._current_fingerprint()  # now, since a callback may change reward weights later
         return parts
 

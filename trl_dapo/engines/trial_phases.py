@@ -44,7 +44,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
     _evaluates_on_start: bool
     _generate_every: int
     _packer: MicrobatchPacker
-    _roll_out: Callable[[list], list[dict]]
+    _sample_parts: Callable[[list], list[dict]]
     _sampler: Sampler | None
     _save_checkpoint: Callable[..., None]
     _take_new_sampler: Callable[[], None]
@@ -123,7 +123,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
                 self._take_new_sampler()
             self.model.train()
             self._step, self._num_rollouts_left = 0, 0
-            self._tried = self._roll_out(batches[0])
+            self._tried = self._sample_parts(batches[0])
 
         return self._try_values(
             attempt, "sampling", values, sample, self._describe_rollout, "dynamic_sampling_max_round_size"
@@ -223,7 +223,7 @@ class TrialPhasesMixin(TypedGRPOTrainer):
         if not reduces:
             alone = partial(self._compute_loss_alone, self._compute_loss)
             silent = patched(self, _finish_step_metrics=lambda *args: None, _compute_loss=alone)
-        with patched(self, _roll_out=lambda batch: parts), silent:
+        with patched(self, _sample_parts=lambda batch: parts), silent:
             for i in range(num_batches):
                 is_last = i == num_batches - 1
                 accelerator.gradient_state._set_sync_gradients(is_last)

@@ -127,7 +127,7 @@ def count_correct(
     sizes_NG: Tensor | None = None,
 ) -> list[tuple[int, int]]:
     """
-    Return the number of correct and of scored completions of each group, as they count for the decision on it.
+    Return for each group how many completions are correct, and how many count: those that are scored and not masked.
 
     The first `num_known` completions of each group, which were counted before, are left out.
     """

@@ -53,8 +53,8 @@ def shown_names(names: Collection[str]) -> dict[str, str]:
 
 def problem_id(example: Mapping[str, Any]) -> str | None:
     """
-    Return a row's `id`, or a hash of its prompt if it has no id. `None` for a row without an id that has no prompt,
-    has images, or has a prompt that JSON cannot hold.
+    Return a row's `id`, or a hash of its prompt if it has no id. A row that has images, no prompt, or a prompt that
+    JSON cannot hold, has no such hash: without an id, the result is `None`.
     """
     if has_id(example):
         return str(example["id"])

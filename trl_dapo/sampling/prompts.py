@@ -249,7 +249,8 @@ class _MapStyleSource:
 
     def rows_by_name(self, columns: Collection[str]) -> dict[str, dict[str, Any]]:
         rows = self._named_by.select_columns([name for name in columns if name in self._named_by.column_names])
-        return dict(zip(self.names(range(self.length)), rows, strict=False))  # empty if none of them exists
+        # Not strict, because `rows` is empty if none of the columns exists.
+        return dict(zip(self.names(range(self.length)), rows, strict=False))
 
     def fingerprint(self) -> dict[str, str]:
         """Return, as `dataset`, a hash of its length and of the names of prompts spread evenly over it."""

@@ -26,7 +26,8 @@ ADVICE = {
     "distinct values.",
     "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
     "unscored": "The reward functions that decide return `None` or NaN for most completions: check their inputs.",
-    "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
+    "masked": "In most groups completions are cut off, and the others are too few or get the same reward: raise "
+    "`max_completion_length` or turn `overlong_filtering` off.",
 }
 
 
@@ -163,8 +164,8 @@ def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float
 
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     """
-    Describe the reward functions that scored no completion of a rollout. Return `None` if there are none, or if every
-    completion was scored by another function: then their tasks may just not have come up.
+    Describe the reward functions that scored no completion of the first rollout. Return `None` if each scored one, or
+    if every completion was scored by some function: others may be meant for prompts that did not come up yet.
     """
     if not rollout.num_rounds:
         return None
@@ -207,8 +208,8 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
     batches = "batch" if limit == 1 else "batches"
     at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
-        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{dropped}{before}; the batch "
-        f"has room for {rollout.target}."
+        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{dropped}{before}; a full batch "
+        f"has {rollout.target}."
     )
     setting = f"`dynamic_sampling_max_gen_batches` ({limit:g})" if limit else "`dynamic_sampling_stop_after`"
     about_data, about_limit = advise(rollout), _why_not_raise_limit(rollout, setting)
@@ -309,7 +310,10 @@ def _main_drop_reason(rollout: Rollout) -> str | None:
 
 
 def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
-    """Describe what is not used of a checkpoint that does not fit the run. Return `None` if all of it is used."""
+    """
+    Describe what is not used of a checkpoint that does not fit the run. Return `None` if all of it is used. `resumed`
+    says what is, as the beginning of a sentence.
+    """
     lost = []
     if has_rows:
         lost.append("its completions of an unfinished rollout and of carried groups are not used")

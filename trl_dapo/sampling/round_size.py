@@ -47,7 +47,7 @@ class AcceptanceRate:
     MIN_STALLING_ROUND_COST = 48
     # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With a margin
     # of 1.5, a batch of 32 has no room for 0.2% to 2% of the accepted groups, at acceptance rates from 0.6 to 0.1.
-    # With 1.0 it has none for 1% to 4%, and with 0.5 none for 3% to 6%.
+    # With 1.0 there is no room for 1% to 4% of them, and with 0.5 for 3% to 6%.
     SPARE = 1.5
 
     # Weighted sums over sampled groups. The age of a group counts in updates and is negative: -1 is the latest update.

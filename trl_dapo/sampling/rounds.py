@@ -19,13 +19,13 @@ from .rows import Row, exchange_rows
 @dataclass
 class RoundRecording:
     """
-    The results of TRL's `_generate_and_score_completions` in one round, on this process. Only `metrics` are over all
-    processes.
+    Recorded while TRL's `_generate_and_score_completions` runs in one round: `metrics` over all processes, the rest on
+    this process.
     """
 
     score: Callable[..., Tensor] | None = None  # replaces the reward functions; called like `_calculate_rewards`
     rows: list[Row] = field(default_factory=list)
-    lengths: Sequence[int] = ()  # number of tokens of each completion that the model generated
+    lengths: Sequence[int] = ()  # for each completion, the number of tokens that the model generated
     truncated: list[bool] = field(default_factory=list)  # whether each completion was cut off at the length limit
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
@@ -93,8 +93,10 @@ def _checksum(requests: Sequence[GenerationRequest]) -> int:
 
 class ScoringPlan(NamedTuple):
     """
-    The completions whose rewards each process returns: those that it scores, and copies of them, since TRL gathers
-    equally many rewards from each.
+    The completions whose rewards each process returns.
+
+    TRL gathers equally many rewards from each process. So a short share is filled up with copies of its own
+    completions, on which reward functions are not called. An empty share gets a group that another process scores too.
     """
 
     per_rank: list[list[Completion]]
@@ -102,15 +104,14 @@ class ScoringPlan(NamedTuple):
 
 
 def plan_scoring(
-    requests: Sequence[GenerationRequest], completions: Sequence[Completion], num_ranks: int, *, moves: bool = True
+    requests: Sequence[GenerationRequest], completions: Sequence[Completion], num_ranks: int, *, may_move: bool = True
 ) -> ScoringPlan:
     """
     Plan which process scores which completions of a round.
 
-    A whole group is scored by one process in one call, including first completions that were already scored in an
-    earlier round. Only if completions cannot be moved, each process scores what it sampled. The first completions of
-    partial groups are scored by the processes that sampled them, since their rewards only decide whether the rest is
-    requested.
+    If a group is whole now, one process scores all its completions in one call, including those that were already
+    scored in an earlier round. The completions of other groups are scored by the processes that sampled them, since
+    their rewards only decide whether the rest is requested.
 
     Args:
         requests (`Sequence[GenerationRequest]`):
@@ -119,8 +120,9 @@ def plan_scoring(
             Completions of the round, in the order of the rows of all processes.
         num_ranks (`int`):
             Number of processes.
-        moves (`bool`, *optional*, defaults to `True`):
-            Whether a completion may be scored by a process other than the one that holds it.
+        may_move (`bool`, *optional*, defaults to `True`):
+            Whether a process may score completions that another process sampled. If not, each process scores what it
+            sampled in this round.
     """
     per_rank = len(completions) // num_ranks
     own = [list(completions[rank * per_rank : (rank + 1) * per_rank]) for rank in range(num_ranks)]
@@ -130,16 +132,14 @@ def plan_scoring(
         if request.group.is_whole
         and (request.num_completions < request.group.num_generations or request.group.is_on_several_ranks)
     ]
-    if not to_move or not moves:
+    if not to_move or not may_move:
         return ScoringPlan(own, True)
     moved = {group.number for group in to_move}
     shares = [[completion for completion in share if completion.group.number not in moved] for share in own]
     for group in to_move:
         share = min(shares, key=len)  # the first one if several are shortest
         share += [Completion(group, index) for index in range(group.num_generations)]
-    # TRL gathers equally many rewards from each process, so shorter shares are filled up with copies, on which reward
-    # functions are not called. An empty share gets copies of one group, on which they are called: a reward function
-    # may have to be called on all processes.
+    # An empty share gets a group too, since a reward function may have to be called on all processes.
     longest = max(map(len, shares))
     for share in shares:
         copied = list(share) or [Completion(to_move[0], index) for index in range(to_move[0].num_generations)]
@@ -188,7 +188,7 @@ def _exchange(plan: ScoringPlan, device: torch.device) -> dict[tuple[int, int], 
 
 
 def _holders_of_whole_groups(plan: ScoringPlan) -> dict[PromptGroup, int]:
-    """Return the process that holds each whole group from now on: the first that scores it. Others score copies."""
+    """Return the process that holds each whole group from now on: the first one, if several score it."""
     holders: dict[PromptGroup, int] = {}
     for rank, share in enumerate(plan.per_rank):
         for group, _ in share:

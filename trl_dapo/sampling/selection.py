@@ -94,7 +94,7 @@ class Selection:
         for policy in self.policies:
             policy.start_rollout()
         if self.active != before:
-            # The record of predictions holds those of other policies, so it starts anew.
+            # The predictions so far were made while other policies were on, so their record starts anew.
             self.acceptance_record.predicted = AcceptanceRate()
             self.backfill_predictions()
 
@@ -204,7 +204,7 @@ class Selection:
         return extend_to_equal_shares(requests, self.num_ranks, _Draw(self, drawn_before).take)
 
     def _rests(self, shortfall: int, completions_left: float) -> list[GenerationRequest]:
-        """Return requests for the rest of partial groups, of as many as a batch needs."""
+        """Return requests for the rest of as many partial groups as the batch needs."""
         num = math.ceil(shortfall / self.acceptance_record.partial_acceptance_rate)
         if self._most_groups is not None:
             num = min(num, self._most_groups)

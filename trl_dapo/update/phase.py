@@ -67,10 +67,10 @@ class StepStart:
     accumulation: int  # `gradient_accumulation_steps`
     metrics: dict[str, list[float]]  # that were not logged yet
     entropy: tuple[float, float] | None  # see `_entropy_state`
-    rollout: list[dict] | None  # that it began with, unless it began with a new one
+    rollout: list[dict] | None  # in whose middle it began; `None` if it began with a new rollout
     sampled: dict[int, SampledRollout]  # by the micro-step within the step at which they begin
     random_state: list[Tensor] | None = None  # of torch, after sampling and before the first pass with gradient
-    is_applied: bool = False  # whether the optimizer has changed the weights
+    is_applied: bool = False  # whether the optimizer has made the step, even if no weights were changed
 
 
 class UpdatePhaseMixin(TypedGRPOTrainer):
@@ -167,7 +167,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
                         self._metrics["train"][name].extend(values)
                     self._metrics["train"].update({name: [*values] for name, values in sampled[i].replaced.items()})
                 else:
-                    sampled[i] = self._sample(batch)
+                    sampled[i] = self._sample_recorded(batch)
                 self._buffered_inputs = sampled[i].parts
             parts.append(self._buffered_inputs[micro_step % self._steps_per_generation])
         if self.loss_type == "dapo":
@@ -204,11 +204,11 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         """State of the adaptive entropy coefficient, which an optimizer step changes."""
         return (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None
 
-    def _sample(self, batch: list[dict[str, Any]]) -> SampledRollout:
-        """Sample a rollout."""
+    def _sample_recorded(self, batch: list[dict[str, Any]]) -> SampledRollout:
+        """Sample a rollout, and record which metrics it changed, so that a resumed run can repeat the changes."""
         metrics = self._metrics["train"]
         before = {name: (values, len(values)) for name, values in metrics.items()}
-        rollout = SampledRollout(self._roll_out(batch), {}, {})
+        rollout = SampledRollout(self._sample_parts(batch), {}, {})
         for name, values in metrics.items():
             values_before, num_before = before.get(name, (values, 0))
             if values is values_before:
@@ -217,7 +217,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
                 rollout.replaced[name] = [*values]
         return rollout
 
-    def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
+    def _sample_parts(self, batch: list[dict[str, Any]]) -> list[dict]:
         """Sample a rollout, and assign its rows to micro-steps at random, exactly as TRL would."""
         rollout = self._generate_and_score_completions(batch)
         if self.loss_type == "dapo" and (unknown := unknown_keys(rollout)) and self.accelerator.is_main_process:
@@ -399,12 +399,12 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
     @property
     def _unfinished_step(self) -> StepStart | None:
         """
-        The start of the present optimizer step, if the step has not changed the weights yet.
+        The start of the present optimizer step, or `None` if the step is over.
 
-        That is so if a checkpoint is saved in the middle of the step (`enable_jit_checkpoint`), and after an error.
+        It is not over if a checkpoint is saved in the middle of it (`enable_jit_checkpoint`), or after an error.
         """
         start = self._step_start
-        # Gradients that overflow in float16 end a step without a change of the weights.
+        # If gradients overflow in float16, the step ends without the optimizer, but counts in `global_step`.
         is_over = start is None or start.is_applied or self.state.global_step != start.global_step
         return None if is_over else start
 
@@ -413,7 +413,10 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             self._step_start.is_applied = True
 
     def _restart_interrupted_step(self) -> None:
-        """If the last optimizer step was interrupted, go back to its first micro-step."""
+        """
+        If the last optimizer step was interrupted, go back to its first micro-step. If a changed
+        `gradient_accumulation_steps` no longer fits the present rollout, give this rollout up.
+        """
         last, unfinished, self._step_start = self._step_start, self._unfinished_step, None
         if unfinished is not None:
             self._step, self._buffered_inputs = unfinished.micro_step, unfinished.rollout
