@@ -588,7 +588,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
             self._logs["rewards"][name].extend(given_B.tolist())
         if any(group.staleness(number) for group in groups):
             restore_old_logps(rollouts, [row.old_logps for row in rows])
-        # Called after `restore_old_logps`, because it sets the old log-probabilities of fillers to 0.
+        # This comes last: the old log-probabilities of fillers must be 0.
         mark_filler(rollouts, min(max(num_train - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()

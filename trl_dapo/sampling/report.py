@@ -312,7 +312,7 @@ def _main_drop_reason(rollout: Rollout) -> str | None:
 def describe_mismatch(folder: str, differs: dict[str, tuple], has_rows: bool, resumed: str) -> str | None:
     """
     Describe what is not used of a checkpoint that does not fit the run. Return `None` if all of it is used. `resumed`
-    says what is, as the beginning of a sentence.
+    says what is used, as the beginning of a sentence.
     """
     lost = []
     if has_rows:

@@ -309,7 +309,7 @@ class _Draw:
         fraction_for_next_batch (`float`):
             Fraction of the groups that is meant for the next batch.
         acceptance_rate (`float`):
-            Share of the groups whose rest is expected to be requested later.
+            Expected acceptance rate. Room is kept for the rest of this share of the groups, which is requested later.
         takes_whole_groups (`bool`):
             Whether groups are always requested whole, whatever the policies decide.
     """

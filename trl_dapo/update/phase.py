@@ -466,7 +466,7 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
         run = super()._get_per_token_logps_and_entropies
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         # Micro-batches of passes with gradient are trimmed before. Those of passes without gradient are trimmed here,
-        # except in an evaluation.
+        # except in an evaluation and with further inputs of the model.
         keeps_padding = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
         if batch_size is None or keeps_padding or not (self._initialized and self._trims_padding):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
