@@ -45,10 +45,11 @@ class AcceptanceRate:
     # round), and carries 10% of its groups. A batch of 16 takes one in 1.3% and carries 40%.
     STALLING_ROUND_COST = 2.56
     MIN_STALLING_ROUND_COST = 48
-    # The safety margin, in standard deviations, if groups beyond the batch would be too stale to train. With a margin
-    # of 1.5, a batch of 32 has no room for 0.2% to 2% of the accepted groups, at acceptance rates from 0.6 to 0.1.
-    # With 1.0 there is no room for 1% to 4% of them, and with 0.5 for 3% to 6%.
-    SPARE = 1.5
+    # If groups beyond the batch would be too stale to train, the expected number of accepted groups stays below the
+    # wanted number by this many standard deviations. With 1.5, a batch of 32 has no room for 0.2% to 2% of the
+    # accepted groups, at acceptance rates from 0.6 to 0.1. With 1.0 there is no room for 1% to 4% of them, and with
+    # 0.5 for 3% to 6%.
+    SURPLUS_MARGIN = 1.5
 
     # Weighted sums over sampled groups. The age of a group counts in updates and is negative: -1 is the latest update.
     num_groups: float = 0.0
@@ -116,14 +117,14 @@ class AcceptanceRate:
         # The largest n with n r + z sqrt(n r (1 - r) + n^2 v) <= w, for the rate r, its variance v, the margin z and
         # the wanted number w. Squaring the equality gives a n^2 - 2 b n + w^2 = 0. This is its smaller root, in a form
         # without cancellation.
-        a = rate**2 - self.SPARE**2 * variance
-        b = num_wanted * rate + self.SPARE**2 * rate * (1 - rate) / 2
+        a = rate**2 - self.SURPLUS_MARGIN**2 * variance
+        b = num_wanted * rate + self.SURPLUS_MARGIN**2 * rate * (1 - rate) / 2
         smaller_root = num_wanted**2 / (b + math.sqrt(max(b**2 - a * num_wanted**2, 0.0)))
-        return int(min(smaller_root, self._max_round_size(num_wanted)))
+        return int(min(smaller_root, self._most_prompts(num_wanted)))
 
-    def _max_round_size(self, num_wanted: float) -> float:
+    def _most_prompts(self, num_wanted: float) -> float:
         """
-        Return the maximum number of prompts in a round.
+        Return the maximum number of prompts to draw for `num_wanted` accepted groups, whatever the estimated rate is.
 
         It is low as long as few groups were accepted, since the rate is uncertain then, and equals `num_wanted` if
         none was: the rounds of a run that accepts nothing must not keep growing.
@@ -150,7 +151,7 @@ class AcceptanceRate:
         # normal density phi, the standard deviation s at the expected size, and the cost c of one more round. If the
         # rate is so uncertain that no margin is worth its cost, z is 0.
         rate, variance = self._fit()
-        most = self._max_round_size(deficit)
+        most = self._most_prompts(deficit)
         deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)
         if extra_round_stalls:
             round_cost = max(self.STALLING_ROUND_COST * target, self.MIN_STALLING_ROUND_COST)

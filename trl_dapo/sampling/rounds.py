@@ -18,15 +18,15 @@ from .rows import Row, exchange_rows
 
 @dataclass
 class RoundRecording:
-    """
-    What is recorded while TRL's `_generate_and_score_completions` runs in one round, and the function that scores.
-    """
+    """Recorded in one round, while TRL's `_generate_and_score_completions` runs."""
 
     score: Callable[..., Tensor] | None = None  # replaces the reward functions; called like `_calculate_rewards`
     rows: list[Row] = field(default_factory=list)
     lengths: Sequence[int] = ()  # for each completion, the number of tokens that the model generated
     truncated: list[bool] = field(default_factory=list)  # whether each completion was cut off at the length limit
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # of all processes; the others are of this one
+    metrics: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # over all processes; the fields above are of this one
 
 
 @dataclass(eq=False)

@@ -3,8 +3,9 @@
 """Selection of the prompts that a round samples, and of how many completions of each.
 
 A round first requests the rest of partial groups, starting with the oldest. Then it draws new prompts for the groups
-that are still missing. The selection policies decide how many prompts that takes, which prompts are skipped, and how
-many completions of a prompt are requested first.
+that are still missing. How many prompts these are follows from the acceptance rate so far. The selection policies
+decide which prompts are skipped, and how many completions of a prompt are requested first. If they predict that more
+groups will be accepted than before, fewer prompts are drawn.
 """
 
 import math
@@ -165,8 +166,8 @@ class Selection:
     @property
     def min_completions_left(self) -> float:
         """
-        New prompts are only drawn if the limit leaves at least this many completions: a quarter of a batch, or as few
-        whole groups as the processes can share equally, if these are more.
+        New prompts are only drawn if the limit leaves at least this many completions: a quarter of a batch, or the
+        smallest number of whole groups that the processes can share equally, whichever is more.
         """
         return max(self.target / 4, self.group_multiple) * self.num_generations
 
@@ -309,7 +310,8 @@ class _Draw:
         fraction_for_next_batch (`float`):
             Fraction of the groups that is meant for the next batch.
         acceptance_rate (`float`):
-            Expected acceptance rate. Room is kept for the rest of this share of the groups, which is requested later.
+            Expected acceptance rate. Of `completions_left`, enough is kept to complete this share of the groups that
+            are requested in part.
         takes_whole_groups (`bool`):
             Whether groups are always requested whole, whatever the policies decide.
     """
@@ -404,8 +406,9 @@ class _Draw:
         """
         Scale a number of groups that is meant for this batch and the next.
 
-        For the next batch only partly requested groups count, since groups that are requested whole would be surplus
-        of this batch. So the part for the next batch is scaled by the fraction of partly requested groups.
+        Only groups that are requested in part are drawn for the next batch, since groups that are requested whole would
+        be surplus of this batch. So the number for the next batch is multiplied by the fraction that is requested in
+        part. If all groups are requested whole, none are drawn for the next batch.
         """
         if not self._predicted:
             return num
