@@ -326,7 +326,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
         error = None
         self._choose_task()
         evaluated = [] if self.model.training else self._evaluated_rows(inputs, completions)
-        logged: dict[str, list] = {}  # columns that the rewards that judge correctness log
+        logged: dict[str, list] = {}  # columns logged by the rewards that judge correctness
         checked = [
             with_checked_values(func, name, logged.__setitem__ if name in self._task.names else None, self._num_scored)
             for func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -506,8 +506,8 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 [row.completion_ids.tolist() for row in rows],
             )
         note_scores(plan, rewards, self._take_extra_logs(num_scored, len(rows)))
-        # The groups have the rewards by now. From what is returned TRL only computes statistics, which those of the
-        # whole rollout replace.
+        # The groups have the rewards by now. TRL only computes statistics from what is returned. They are replaced by
+        # the statistics of the whole rollout.
         return rewards.new_zeros(len(completions), rewards.size(1))
 
     def _take_extra_logs(self, num_scored: int, num_rows: int | None = None) -> dict[str, list]:

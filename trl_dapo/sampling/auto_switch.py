@@ -71,8 +71,8 @@ class AutoSwitch(SelectionPolicy):
         """Count groups that were sampled for the first time, and prompts that were skipped."""
         if decisions.counts is None or decisions.num_known:
             return
-        # For each prompt, the probability that its whole group would be accepted. That an accuracy band may drop a
-        # partial group once it is whole is neglected.
+        # For each prompt, the probability that its whole group would be accepted. An accuracy band may
+        # still drop a partial group once it is whole, which is neglected.
         expected = []
         for group, counts, reason in zip(decisions.groups, decisions.counts, decisions.reasons, strict=True):
             if reason is None:

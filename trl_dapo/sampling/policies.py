@@ -43,8 +43,8 @@ class Decisions(NamedTuple):
     groups: Sequence["PromptGroup"]
     reasons: Sequence[str | None]  # why each is dropped; `None` if it is accepted or its rest is to be requested
     num_known: int  # number of completions that each group had before this round
-    # Number of correct and of scored ones among the new completions of each group. Set if a policy needs them and the
-    # rewards say which completions are correct.
+    # The numbers of correct and of scored ones among the new completions of each group, without masked completions.
+    # Set if a policy needs them and the rewards say which completions are correct.
     counts: Sequence[tuple[int, int]] | None = None
     step: int = 0  # optimizer steps so far
     num_predicted: float | None = None  # how many of these groups were predicted to be accepted

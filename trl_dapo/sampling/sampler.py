@@ -472,7 +472,8 @@ class Sampler:
             differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
             for name in DATA & differs.keys():
                 differs[name] = state["stream"]["length"], self.stream.num_rows
-        # Groups of a run with other settings do not fit this one.
+        # Groups of another dataset, or of another order of the prompts, are not kept. `queue` is `None` if another
+        # setting makes them unusable.
         keeps_groups = queue is not None and not differs
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])

@@ -406,9 +406,9 @@ class _Draw:
         """
         Scale a number of groups that is meant for this batch and the next.
 
-        Only groups that are requested in part are drawn for the next batch, since groups that are requested whole would
-        be surplus of this batch. So the number for the next batch is multiplied by the fraction that is requested in
-        part. If all groups are requested whole, none are drawn for the next batch.
+        Only groups that are requested in part are drawn for the next batch, since groups that are requested whole
+        would be surplus of this batch. So the number for the next batch is multiplied by the fraction that is
+        requested in part: if all groups are requested whole, none are drawn for the next batch.
         """
         if not self._predicted:
             return num
