@@ -133,7 +133,7 @@ class AutoSwitch(SelectionPolicy):
         self._messages.append(f"{why}. From here on, {policy.describe_off()}.")
 
     def leave_out(self, policy: SelectionPolicy) -> None:
-        """Prepare for the run to continue without a policy."""
+        """Forget a policy, which is removed from the run."""
         self._switchable = [one for one in self._switchable if one is not policy]
         self._all_policies = [one for one in self._all_policies if one is not policy]
 

@@ -123,7 +123,7 @@ class SelectionPolicy:
         return ""
 
     def leave_out(self, policy: "SelectionPolicy") -> None:
-        """Prepare for the run to continue without another policy."""
+        """Forget another policy, which is removed from the run."""
 
     def take_messages(self) -> list[str]:
         """Return messages to the user, each of them once."""

@@ -105,7 +105,7 @@ class Totals:
     gave_up: bool = False  # whether the last rollout ended because no group was accepted for long
     first_step: int = 0  # optimizer steps before the first of these rollouts
     num_skipped: int = 0  # prompts that were skipped
-    skipped_accepted: float = 0.0  # how many of them would have been accepted, by their expected pass rates
+    skipped_accepted: float = 0.0  # expected number of them that would have been accepted
 
     def add_skipped(self, acceptance: float) -> None:
         """Add a prompt that was skipped. `acceptance` is the probability that its group would have been accepted."""

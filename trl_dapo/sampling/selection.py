@@ -100,7 +100,7 @@ class Selection:
             self.backfill_predictions()
 
     def remove(self, policy: SelectionPolicy) -> None:
-        """Continue the run without a policy."""
+        """Remove a policy from the run."""
         self.policies.remove(policy)
         for other in self.policies:
             other.leave_out(policy)
@@ -310,8 +310,8 @@ class _Draw:
         fraction_for_next_batch (`float`):
             Fraction of the groups that is meant for the next batch.
         acceptance_rate (`float`):
-            Expected acceptance rate. Of `completions_left`, enough is kept to complete this share of the groups that
-            are requested in part.
+            Expected acceptance rate. Enough of `completions_left` is kept to complete this share of the groups that are
+            requested in part.
         takes_whole_groups (`bool`):
             Whether groups are always requested whole, whatever the policies decide.
     """
@@ -344,6 +344,7 @@ class _Draw:
         num_generations = self._selection.num_generations
         nums = [policy.max_screen_size(num_generations) for policy in self._selection.active if policy.splits_groups]
         if self._takes_whole_groups or not nums:
+            # No group is drawn in part, but `shrink_to_fit` may cut requests for whole groups down to this number.
             return largest_screen_size(num_generations)
         return min(nums)
 

@@ -68,7 +68,7 @@ class StepStart:
     metrics: dict[str, list[float]]  # that were not logged yet
     entropy: tuple[float, float] | None  # see `_entropy_state`
     rollout: list[dict] | None  # in whose middle it began; `None` if it began with a new rollout
-    sampled: dict[int, SampledRollout]  # by the micro-step within the step at which they begin
+    sampled: dict[int, SampledRollout]  # by the micro-step at which they begin, counted within the step
     random_state: list[Tensor] | None = None  # of torch, after sampling and before the first pass with gradient
     is_applied: bool = False  # whether the optimizer has made the step, even if no weights were changed
 
