@@ -348,7 +348,7 @@ class DAPOTrainer(TrialMixin, CheckpointMixin, EvaluationMixin, RecordReplayMixi
                 "Return `None` for a completion that cannot be scored."
             )
         if not self._scores_dummies:
-            self._task = self._task.with_added_values(rewards)
+            self._task = self._task.having_seen(rewards)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
             self._append_metrics(self._task.metrics([rewards]))

@@ -103,8 +103,8 @@ def test_a_reward_that_equals_the_threshold_is_not_above_it_however_large():
 def test_values_that_differ_only_by_rounding_count_as_one():
     """100.3 and its neighbour in float32, which is 7.6e-6 above: with 0 two values, which are verdicts."""
     next_to = torch.nextafter(torch.tensor(100.3), torch.tensor(101.0)).item()
-    assert choose(["score"]).with_added_values(torch.tensor([[0.0], [100.3], [next_to]])).has_correctness
-    assert not choose(["score"]).with_added_values(torch.tensor([[0.0], [100.3], [100.4]])).has_correctness
+    assert choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [next_to]])).has_correctness
+    assert not choose(["score"]).having_seen(torch.tensor([[0.0], [100.3], [100.4]])).has_correctness
 
 
 def test_a_group_is_all_correct_by_the_best_reward_of_the_functions_that_scored_it():
@@ -216,7 +216,7 @@ def test_the_line_at_the_start_says_which_rewards_decide_and_which_only_shape(ta
 def test_rewards_say_what_is_correct_if_they_have_two_values_or_were_named(options, rewards, accuracy):
     task, rewards_BF = choose(["score"], **options), torch.tensor(rewards)[:, None]
     # Two rewards at a time, as from two rounds.
-    seen = task.with_added_values(rewards_BF[:2]).with_added_values(rewards_BF[2:])
+    seen = task.having_seen(rewards_BF[:2]).having_seen(rewards_BF[2:])
     assert seen.metrics([rewards_BF]) == ({} if accuracy is None else {"task_accuracy": pytest.approx(accuracy)})
     assert ("is correct if" in seen.describe()) == (accuracy is not None)
     assert seen.drop_reasons(rewards_BF, None, 4) == task.drop_reasons(rewards_BF, None, 4)

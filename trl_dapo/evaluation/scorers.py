@@ -185,7 +185,7 @@ def _reward_verdicts(
         torch.ones(1),
         None if accuracy_threshold is None else [name],
         accuracy_threshold=accuracy_threshold or 0.0,
-    ).with_added_values(rewards_BF)
+    ).having_seen(rewards_BF)
     if not task.has_correctness:
         raise ValueError(
             f"The reward function {name!r} gives scores ({len(task.values)} different values so far), which do not "

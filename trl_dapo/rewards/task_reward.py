@@ -54,7 +54,7 @@ class TaskReward:
         """Whether the rewards say which completions are correct."""
         return self.is_decided and not self.is_graded
 
-    def with_added_values(self, rewards_BF: Tensor) -> "TaskReward":
+    def having_seen(self, rewards_BF: Tensor) -> "TaskReward":
         """Return this task reward with the values of these rewards added. With more than two they are scores."""
         if self.is_named or self.is_graded:
             return self

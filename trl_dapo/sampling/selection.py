@@ -310,8 +310,8 @@ class _Draw:
         fraction_for_next_batch (`float`):
             Fraction of the groups that is meant for the next batch.
         acceptance_rate (`float`):
-            Expected acceptance rate. Enough of `completions_left` is kept to complete this share of the groups that are
-            requested in part.
+            Expected acceptance rate. Enough of `completions_left` is kept to complete this share of the groups that
+            are requested in part.
         takes_whole_groups (`bool`):
             Whether groups are always requested whole, whatever the policies decide.
     """
@@ -409,7 +409,7 @@ class _Draw:
 
         Only groups that are requested in part are drawn for the next batch, since groups that are requested whole
         would be surplus of this batch. So the number for the next batch is multiplied by the fraction that is
-        requested in part: if all groups are requested whole, none are drawn for the next batch.
+        requested in part: if all groups are requested whole, that number is 0.
         """
         if not self._predicted:
             return num

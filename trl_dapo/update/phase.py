@@ -283,8 +283,9 @@ class UpdatePhaseMixin(TypedGRPOTrainer):
             if "weights" not in inputs:
                 return super()._compute_loss(model, inputs)
             # Rows that only fill the rollout have no loss: their mask and advantages are 0 (see `mark_filler`). But
-            # TRL's mean still counts them. To correct this, the whole loss is multiplied by `weight`, and its policy
-            # and KL terms, which are proportional to the advantages and to beta, also by `factor`.
+            # micro-batches have different numbers of other rows, so the whole loss is multiplied by `weight`. And some
+            # of TRL's means count all rows, so the policy and KL terms, which are proportional to the advantages and
+            # to beta, are also multiplied by `factor` (see `weights_without_filler`).
             weight, factor = inputs["weights"]
             with patched(self, beta=self.beta * factor):
                 return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
