@@ -140,7 +140,7 @@ class PromptGroup:
         return len(set(self.ranks)) > 1
 
     def staleness(self, rollout: int) -> int:
-        """Return by how many rollouts the oldest weights that sampled a completion of it are older than `rollout`."""
+        """Return how many rollouts before `rollout` the model had the oldest weights that sampled its completions."""
         return rollout - min(self.weights_rollouts, default=rollout)
 
     def move_to(self, state: GroupState, reason: str | None = None) -> None:

@@ -220,7 +220,7 @@ class PromptMemory(SelectionPolicy):
             if self._surprise > self.MAX_SURPRISE:
                 self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
-            if num_scored >= 2:  # otherwise the next observation also counts for these passes
+            if num_scored >= 2:  # otherwise the next observation counts for the skipped passes
                 record.num_passes = 1
             record.num_seen += 1
         kept = self._fade(record)

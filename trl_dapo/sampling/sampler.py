@@ -210,8 +210,10 @@ class Sampler:
     def _needed_of(self, requested_ahead: list[GenerationRequest]) -> list[GenerationRequest]:
         """Return as many requests as this batch needs, of those for whole groups that may wait for two rollouts."""
         whole = [request for request in requested_ahead if request.may_wait_two_rollouts]
-        most = self.selection.acceptance_record.acceptance.most_prompts_without_surplus(self.num_missing)
-        num_needed = self.selection.round_up_groups(max(self.num_missing, most))
+        acceptance = self.selection.acceptance_record.acceptance
+        without_surplus = acceptance.most_prompts_without_surplus(self.num_missing)
+        # At least the missing number is needed, even if some of these groups may be surplus.
+        num_needed = self.selection.round_up_groups(max(self.num_missing, without_surplus))
         num = max(0, int(min(num_needed, self.completions_left // self.num_generations, len(whole))))
         return whole[: num - num % self.selection.group_multiple]
 
