@@ -127,7 +127,7 @@ def report_learning(results, seeds, start, num_rollouts):
         ends_of = f"{statistics.mean(ends[way]):.1%} ({min(ends[way]):.1%} to {max(ends[way]):.1%})"
         ages = ", ".join(f"{statistics.mean(run['ages'][age] for run in runs):.0%}" for age in range(3))
         cells = f"{mean['clipped']:.1%}", f"{mean['rounds']:.2f}", f"{mean['tokens']:,.0f}"
-        rows.append([way, ends_of, *cells, ages if AHEAD[way] else "always 0"])
+        rows.append([way, ends_of, *cells, ages if AHEAD[way] else "not logged"])
     print_table(title, columns, rows)
     for turns, ahead in (WAYS, OF_ADAPTERS):
         mean, half = interval([100 * (b - a) for a, b in zip(ends[turns], ends[ahead], strict=True)])

@@ -77,7 +77,7 @@ ARMS_OF_TWO_REWARDS = {
     two_names.ALONE: "`GRPOTrainer`, trained with `correct` alone",
     two_names.PAPER: ARMS[two_names.PAPER],
     two_names.DEFAULT: "`DAPOTrainer`, no reward named",  # without a name there is neither screen nor memory
-    two_names.NAMED: '... with `dynamic_sampling_rewards=["correct"]`, screen and memory on',
+    two_names.NAMED: '... with `dynamic_sampling_rewards=["correct"]`',
     two_names.FEWER: "... no reward named, 9 prompts per rollout instead of 16",
 }
 

@@ -189,13 +189,13 @@ class DAPOConfig(GRPOConfig):
             to `"auto"`, and to `"off"` if the rewards do not say which completions are correct, with tools, and on a
             GPU without vLLM or continuous batching. Not available with environments.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
-            Whether to remember each prompt's pass rate, and to skip for a while the prompts whose groups are likely to
-            be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). It saves nothing in the
-            first pass over the dataset. After that it takes, in simulations, about a sixth of the completions if one
-            group in ten is accepted, and prompts that are rarely solved train less often. `True` skips prompts at any
-            acceptance rate. So does a folder, and the run then starts with the pass rates in it: the folder of an
-            evaluation of the training prompts, of an earlier run, or of a checkpoint. Defaults to `"auto"` if the
-            rewards say which completions are correct, and to `False` otherwise.
+            Whether to remember each prompt's pass rate, and to skip prompts for some passes if their groups would
+            probably be dropped. `"auto"` skips prompts only while few groups are accepted (below 20%). It saves
+            nothing in the first pass over the dataset. After that it takes, in simulations, about a sixth of the
+            completions if one group in ten is accepted, and prompts that are rarely solved train less often. `True`
+            skips prompts at any acceptance rate. So does a folder, and the run then starts with the pass rates in it:
+            the folder of an evaluation of the training prompts, of an earlier run, or of a checkpoint. Defaults to
+            `"auto"` if the rewards say which completions are correct, and to `False` otherwise.
 
         > vLLM's server
 

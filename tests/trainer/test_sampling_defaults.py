@@ -42,9 +42,9 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
     assert start_line(capsys) == (
         "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
         "rollout (`dynamic_sampling_max_gen_batches`). To sample less, surplus groups are carried to the next rollout "
-        "(`dynamic_sampling_surplus`). While few groups are accepted, the pass-rate memory skips prompts that are "
-        "likely to be dropped for a while (`dynamic_sampling_memory`) and the screen samples a few completions of a "
-        "prompt first (`dynamic_sampling_screen`). To turn these savings off, set "
+        "(`dynamic_sampling_surplus`). While few groups are accepted, the pass-rate memory skips prompts for some "
+        "passes if their groups would probably be dropped (`dynamic_sampling_memory`) and the screen samples a few "
+        "completions of a prompt first (`dynamic_sampling_screen`). To turn these savings off, set "
         "`dynamic_sampling_surplus='discard'`, `dynamic_sampling_memory=False` and `dynamic_sampling_screen='off'`."
     )
 
@@ -69,8 +69,8 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
         ({"dynamic_sampling_mode": "mask"}, "Each rollout samples one batch. Dropped groups stay in it, but have"),
         (
             {"dynamic_sampling_mode": "mask", "dynamic_sampling_memory": True},
-            "but have no weight. For more informative groups, the pass-rate memory skips prompts that are likely to "
-            "be dropped for a while (`dynamic_sampling_memory`). To turn this saving off, set "
+            "but have no weight. For more informative groups, the pass-rate memory skips prompts for some passes if "
+            "their groups would probably be dropped (`dynamic_sampling_memory`). To turn this saving off, set "
             "`dynamic_sampling_memory=False`.",
         ),
         ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),

@@ -167,7 +167,7 @@ class PromptMemory(SelectionPolicy):
         return num_accepted / num_visits / unseen
 
     def describe_on(self, num_generations: int) -> str:
-        return "a prompt whose group would probably be dropped is skipped in some passes"
+        return "a prompt is skipped for some passes if its group would probably be dropped"
 
     def describe_off(self) -> str:
         return "no prompt is skipped"

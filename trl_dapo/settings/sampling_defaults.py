@@ -26,7 +26,7 @@ class Saving(NamedTuple):
 SAVINGS: dict[str, Saving] = {
     "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups are carried to the next rollout"),
     "dynamic_sampling_memory": Saving(
-        "auto", False, "the pass-rate memory skips prompts that are likely to be dropped for a while"
+        "auto", False, "the pass-rate memory skips prompts for some passes if their groups would probably be dropped"
     ),
     "dynamic_sampling_screen": Saving("auto", "off", "the screen samples a few completions of a prompt first"),
 }
